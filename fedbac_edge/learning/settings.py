@@ -1,0 +1,88 @@
+"""What local training is told and what it answers: plain values, no torch, no arrays but the parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from fedbac_edge.parts import Part
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Normalisation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mean and standard deviation of each channel, of pixels scaled to [0, 1]."""
+
+    mean: tuple[float, ...]
+    std: tuple[Positive, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ValueError(f"one mean and one std per channel: {len(self.mean)} and {len(self.std)} given")
+        if not all(map(math.isfinite, self.mean + self.std)) or min(self.std) <= 0:
+            raise ValueError("means must be finite, standard deviations finite and above zero")
+
+
+class LocalTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device's optimisation in one round (Fed-BAC, arXiv 2605.11815, local objective).
+
+    `learning_rate` is that of the round: its decay over rounds is the caller's. `l2` gives lambda for each
+    role that has one; the term is lambda * ||part||^2, a literal square without 1/2. `clip_norm` bounds the
+    gradient of the whole objective over all parts together, before weight decay. `threads` is part of the
+    result: sums are ordered by it on some paths.
+    """
+
+    epochs: Count
+    batch_size: Count
+    learning_rate: Positive
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    weight_decay: NonNegative
+    clip_norm: Positive
+    l2: dict[str, NonNegative]
+    threads: Count = 1
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("learning_rate", "clip_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above zero and finite, not {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), not {self.momentum}")
+        for name, value in {"weight_decay": self.weight_decay, **self.l2}.items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be zero or above and finite, not {value}")
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """What training leaves.
+
+    `samples` is n_i, the samples really trained on (each counted once, whatever the epochs); `steps` the
+    optimiser steps; `loss` the mean cross-entropy of the summed logits over the last epoch, each batch
+    measured before its step.
+    """
+
+    parts: dict[str, Part]
+    samples: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Counts that can be added over devices: samples, correct ones, and the sum of cross-entropies."""
+
+    count: int
+    correct: int
+    loss_sum: float
+
+
+class Cancelled(Exception):  # noqa: N818 - not an error: the caller asked for it
+    """Training was stopped between two steps; nothing of it is kept."""
