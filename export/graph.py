@@ -1,0 +1,236 @@
+"""The ONNX graph of a served model, written node by node: no exporter and no torch in between.
+
+Operator set 17 and IR 8 are low on purpose: onnxruntime 1.16 (2023) loads them. The batch is dynamic, all
+weights are inside the file, and normalisation and layout are part of the graph.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from export import fusion
+from export.metadata import properties
+from export.served import ExportError, ServedModel, Term
+from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.parts import FloatArray, Part
+
+OPSET = 17
+IR_VERSION = 8
+DENORMAL = 1e-30
+INPUT = "image"
+InputKind = Literal["uint8", "float"]
+
+
+def build(
+    model: ServedModel, *, input_kind: InputKind = "uint8", fuse: bool = True, part_logits: bool = False
+) -> onnx.ModelProto:
+    """The graph of `model`: input `image`, output `logits` (N, classes) float32.
+
+    `input_kind` "uint8" takes raw images (N, height, width, channels); "float" takes (N, channels, height,
+    width) that are normalised already. With `part_logits` there is one more output `logits.<part>` per
+    part, its coefficient included, so that they add up to `logits`. `fuse=False` keeps one branch per part
+    (for comparison). Raises ExportError when the model does not fit its parts or is not one of the built-in
+    architectures.
+    """
+    if input_kind not in ("uint8", "float"):
+        raise ExportError(f'the input kind is "uint8" or "float", not {input_kind!r}')
+    model.check()
+    lenet = model.architecture
+    if not isinstance(lenet, LeNet):
+        raise ExportError(f"no graph is written here for {type(lenet).__name__}; export it through torch")
+    nodes = Nodes()
+    shape: list[int | str] = ["N", *lenet.input_shape]
+    if input_kind == "uint8":
+        channels, height, width = lenet.input_shape
+        shape = ["N", height, width, channels]
+    raw = absorb_normalisation(model) if input_kind == "uint8" else model
+    source = _pixels(nodes, lenet) if input_kind == "uint8" else INPUT
+    write_layers = _fused if fuse and len(model.terms) > 1 else _branches
+    outputs = write_layers(nodes, source, raw, lenet, input_kind, part_logits)
+    graph = helper.make_graph(
+        nodes.nodes,
+        "served",
+        [helper.make_tensor_value_info(INPUT, _element(input_kind), shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", lenet.classes]) for name in outputs],
+        nodes.weights,
+    )
+    proto = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="fedbac-edge",
+    )
+    helper.set_model_props(proto, properties(model, input_kind))
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def write(proto: onnx.ModelProto, path: str | Path) -> Path:
+    """Write one self-contained file; a reader sees the old file or the whole new one, never a part."""
+    return write_bytes(proto.SerializeToString(deterministic=True), path)
+
+
+def write_bytes(data: bytes, path: str | Path) -> Path:
+    """Replace `path` by `data` in one step, flushed to the disk first."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def absorb_normalisation(model: ServedModel) -> ServedModel:
+    """The same logits from pixels 0..255: w' = w / (255 std), b' = b - sum(w mean / std).
+
+    Exact because the first convolution is not padded: every tap sees a pixel. Computed in float64.
+    """
+    mean = np.asarray(model.mean, np.float64)
+    std = np.asarray(model.std, np.float64)
+    terms = []
+    for term in model.terms:
+        weight = term.part["conv1.weight"].astype(np.float64) / std[None, :, None, None]
+        shift = (weight * mean[None, :, None, None]).sum(axis=(1, 2, 3))
+        part: Part = dict(term.part)
+        part["conv1.weight"] = (weight / 255.0).astype(np.float32)
+        part["conv1.bias"] = (term.part["conv1.bias"] - shift).astype(np.float32)
+        terms.append(Term(term.name, part, term.coefficient))
+    return ServedModel(model.architecture, tuple(terms), model.mean, model.std, model.classes, model.metadata)
+
+
+class Nodes:
+    """Nodes and weights of a graph being written, with names that say where they stand."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def weight(self, name: str, array: npt.NDArray[Any]) -> str:
+        """Store a constant; weights too small to matter become zero, since denormals slow x86 30 times."""
+        if array.dtype.kind == "f":
+            array = array.astype(np.float32)
+            array[np.abs(array) < DENORMAL] = 0.0
+        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def add(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        """Append one node with one output."""
+        self.nodes.append(helper.make_node(kind, list(inputs), [output], name=output, **attributes))
+        return output
+
+
+def _element(input_kind: InputKind) -> int:
+    return int(TensorProto.UINT8 if input_kind == "uint8" else TensorProto.FLOAT)
+
+
+def _pixels(nodes: Nodes, lenet: LeNet) -> str:
+    """Raw (N, height, width, channels) as a one-channel image (N, 1, height, width * channels).
+
+    Only a reshape: the first convolution steps over `channels` columns at a time, so nothing is transposed.
+    """
+    channels, height, width = lenet.input_shape
+    cast = nodes.add("Cast", [INPUT], "pixels", to=TensorProto.FLOAT)
+    shape = nodes.weight("pixels.shape", np.array([0, 1, height, width * channels], np.int64))
+    return nodes.add("Reshape", [cast, shape], "rows")
+
+
+def _first(
+    nodes: Nodes, source: str, name: str, weight: FloatArray, bias: FloatArray, input_kind: InputKind
+) -> str:
+    """First convolution, ReLU and pooling; for raw images the channels are interleaved along the columns."""
+    strides = [1, 1]
+    if input_kind == "uint8":
+        out, channels, height, width = weight.shape
+        weight = weight.transpose(0, 2, 3, 1).reshape(out, 1, height, width * channels)
+        strides = [1, channels]
+    return _convolution(nodes, source, name, weight, bias, strides=strides)
+
+
+def _convolution(
+    nodes: Nodes,
+    source: str,
+    name: str,
+    weight: FloatArray,
+    bias: FloatArray,
+    *,
+    group: int = 1,
+    strides: Sequence[int] = (1, 1),
+    pool: bool = True,
+) -> str:
+    inputs = [source, nodes.weight(f"{name}.weight", weight), nodes.weight(f"{name}.bias", bias)]
+    kernel = list(weight.shape[2:])
+    out = nodes.add("Conv", inputs, name, group=group, strides=list(strides), kernel_shape=kernel)
+    out = nodes.add("Relu", [out], f"{name}.relu")
+    if pool:
+        out = nodes.add("MaxPool", [out], f"{name}.pool", kernel_shape=[2, 2], strides=[2, 2])
+    return out
+
+
+def _linear(nodes: Nodes, source: str, name: str, weight: FloatArray, bias: FloatArray, output: str) -> str:
+    inputs = [source, nodes.weight(f"{name}.weight", weight), nodes.weight(f"{name}.bias", bias)]
+    return nodes.add("Gemm", inputs, output, transB=1)
+
+
+def _branches(
+    nodes: Nodes, source: str, model: ServedModel, lenet: LeNet, input_kind: InputKind, part_logits: bool
+) -> list[str]:
+    """One network per part and a sum at the end; a single part is just the network."""
+    branches = []
+    single = len(model.terms) == 1
+    for term in model.terms:
+        name, part = term.name, term.part
+        x = _first(nodes, source, f"{name}/conv1", part["conv1.weight"], part["conv1.bias"], input_kind)
+        x = _convolution(nodes, x, f"{name}/conv2", part["conv2.weight"], part["conv2.bias"])
+        x = nodes.add("Flatten", [x], f"{name}/features")
+        for layer in ("fc1", "fc2"):
+            weight, bias = part[f"{layer}.weight"], part[f"{layer}.bias"]
+            x = _linear(nodes, x, f"{name}/{layer}", weight, bias, f"{name}/{layer}")
+            x = nodes.add("Relu", [x], f"{name}/{layer}.relu")
+        weight = (term.coefficient * part["fc3.weight"]).astype(np.float32)
+        bias = (term.coefficient * part["fc3.bias"]).astype(np.float32)
+        output = "logits" if single and not part_logits else f"logits.{name}"
+        branches.append(_linear(nodes, x, f"{name}/fc3", weight, bias, output))
+    if branches != ["logits"]:
+        nodes.add("Sum", branches, "logits")
+    return ["logits", *branches] if part_logits else ["logits"]
+
+
+def _fused(
+    nodes: Nodes, source: str, model: ServedModel, lenet: LeNet, input_kind: InputKind, part_logits: bool
+) -> list[str]:
+    """All parts in one pass (see `export.fusion`); part logits are further rows of the last product."""
+    weights = fusion.fuse(model, lenet)
+    x = _first(nodes, source, "conv1", weights.conv1, weights.bias1, input_kind)
+    x = _convolution(nodes, x, "conv2", weights.conv2, weights.bias2, group=weights.groups2)
+    x = _convolution(nodes, x, "fc1", weights.fc1, weights.fc1_bias, group=weights.groups, pool=False)
+    x = _convolution(nodes, x, "fc2", weights.fc2, weights.fc2_bias, group=weights.groups, pool=False)
+    x = nodes.add("Flatten", [x], "features")
+    matrix: FloatArray = np.stack(weights.last).sum(axis=0, dtype=np.float32)
+    bias: FloatArray = np.stack(weights.last_bias).sum(axis=0, dtype=np.float32)
+    if not part_logits:
+        _linear(nodes, x, "last", matrix, bias, "logits")
+        return ["logits"]
+    rows = [matrix, *weights.last]
+    stacked = _linear(
+        nodes, x, "last", np.concatenate(rows), np.concatenate([bias, *weights.last_bias]), "stacked"
+    )
+    outputs = ["logits", *(f"logits.{term.name}" for term in model.terms)]
+    sizes = nodes.weight("sizes", np.full(len(outputs), lenet.classes, np.int64))
+    nodes.nodes.append(helper.make_node("Split", [stacked, sizes], outputs, name="parts", axis=1))
+    return outputs

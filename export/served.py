@@ -1,0 +1,82 @@
+"""What is served: logits(x) = sum of coefficient * f(x; part) over the parts of one architecture.
+
+Fed-BAC serves 1 * global + 1 * cluster; an ensemble of two generations has coefficients 1/2. Exporters need
+to know nothing else about the method that made the parts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fedbac_edge.models.catalog import Architecture
+    from fedbac_edge.parts import Part
+
+
+class ExportError(ValueError):
+    """The served model cannot be exported as it is; the sentence says what to change."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of the sum. `name` names its logits when they are asked for one by one."""
+
+    name: str
+    part: Part
+    coefficient: float = 1.0
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A sum of parts with everything a device needs to use it.
+
+    `mean` and `std` have one value per channel, in units of pixels scaled to 0..1: a float input is
+    (pixel / 255 - mean) / std. `classes` are the labels in logit order. `metadata` is stored in the exported
+    file as it is (federation, round, cluster, accuracy, version, ...).
+    """
+
+    architecture: Architecture
+    terms: tuple[Term, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    classes: tuple[str, ...]
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise ExportError when parts, normalisation or class names do not fit the architecture."""
+        if not self.terms:
+            raise ExportError("a served model needs at least one part")
+        names = [term.name for term in self.terms]
+        if len(set(names)) != len(names):
+            raise ExportError(f"the parts of a served model need different names, these are {names}")
+        schema = self.architecture.schema()
+        for term in self.terms:
+            if not math.isfinite(term.coefficient):
+                raise ExportError(f"{term.name}: the coefficient {term.coefficient} is not a finite number")
+            if set(term.part) != set(schema):
+                raise ExportError(
+                    f"{term.name}: expected the tensors {sorted(schema)}, found {sorted(term.part)}"
+                )
+            for name, shape in schema.items():
+                if term.part[name].shape != tuple(shape):
+                    raise ExportError(
+                        f"{term.name}/{name}: expected shape {tuple(shape)}, found {term.part[name].shape}"
+                    )
+                if not np.isfinite(term.part[name]).all():
+                    raise ExportError(f"{term.name}/{name} holds NaN or infinite weights")
+        channels = self.architecture.input_shape[0]
+        if len(self.mean) != channels or len(self.std) != channels:
+            raise ExportError(f"mean and std need one value for each of the {channels} channels")
+        if not all(math.isfinite(value) for value in self.mean):
+            raise ExportError(f"mean {self.mean} is not finite")
+        if not all(math.isfinite(value) and value > 0 for value in self.std):
+            raise ExportError(f"std must be positive in every channel, it is {self.std}")
+        if len(self.classes) != self.architecture.classes or len(set(self.classes)) != len(self.classes):
+            raise ExportError(
+                f"the model has {self.architecture.classes} logits, so it needs as many different class "
+                f"names, not {list(self.classes)}"
+            )
