@@ -220,7 +220,7 @@ def sweep(
     Returns the new state and a Decision per server, in name order. Nothing but pi changes: no network is
     copied or reset. Raises ValueError for an unknown server or losses that do not fit the clusters.
     """
-    clusters, windows = state.arms.clusters, dict(state.windows)
+    clusters, windows = state.arms.clusters, dict(sorted(state.windows.items()))
     for server in sorted(evaluations):
         if server not in windows:
             raise ValueError(f"{server} sent an evaluation but is not a server of this federation")
