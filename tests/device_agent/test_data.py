@@ -1,0 +1,90 @@
+"""A device's own data: opened, split, described; and the sentence when there is none."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from device_agent.data import DeviceData, MissingData
+from fedbac_edge.datasets.samples import DataError
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+CLASSES = ["cat", "dog", "owl"]
+SHAPE = (1, 6, 6)
+
+
+def archive(path: Path, count: int, labels: list[int]) -> Path:
+    x = np.random.default_rng(1).integers(0, 256, (count, 6, 6), dtype=np.uint8)
+    np.savez(path, x=x, y=np.resize(labels, count))
+    return path
+
+
+@pytest.mark.skipif(not FASHION.is_dir(), reason="Fashion-MNIST is not installed")
+def test_fashion_mnist_as_a_device_sees_it() -> None:
+    data = DeviceData.open(FASHION, classes=[str(n) for n in range(10)], input_shape=(1, 28, 28))
+    assert data.samples == 60_000
+    assert data.label_counts == {str(n): 6_000 for n in range(10)}
+    assert data.summary() == f"60,000 samples, 10 classes, {len(data.holdout):,} held out"
+    assert 5_700 < len(data.holdout) < 6_300
+    assert data.train.x.dtype == data.holdout.x.dtype == np.uint8
+
+
+def test_classes_that_a_device_lacks_are_counted_as_zero(tmp_path: Path) -> None:
+    for number in range(3):
+        path = tmp_path / "owl" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (6, 6), number).save(path)
+    data = DeviceData.open(tmp_path, classes=CLASSES, input_shape=SHAPE)
+    assert data.label_counts == {"cat": 0, "dog": 0, "owl": 3}
+    assert list(data.label_counts) == CLASSES
+    assert data.summary() == "3 samples, 1 of 3 classes, 0 held out"
+
+
+def test_opening_again_holds_out_the_same(tmp_path: Path) -> None:
+    path = archive(tmp_path / "data.npz", 400, [0, 1, 2])
+    first, second = (DeviceData.open(path, classes=CLASSES, input_shape=SHAPE) for _ in range(2))
+    assert np.array_equal(first.holdout.x, second.holdout.x)
+    assert len(first.holdout) > 10
+    held = {image.tobytes() for image in first.holdout.x}
+    assert not held & {image.tobytes() for image in first.train.x}
+
+
+def test_unlabelled_samples_are_counted_apart(tmp_path: Path) -> None:
+    path = archive(tmp_path / "data.npz", 40, [0, -1, 2, -1])
+    with pytest.raises(DataError, match="sample 1 has no label"):
+        DeviceData.open(path, classes=CLASSES, input_shape=SHAPE)
+    data = DeviceData.open(path, classes=CLASSES, input_shape=SHAPE, allow_unlabelled=True)
+    assert data.unlabelled == 20
+    assert data.label_counts == {"cat": 10, "dog": 0, "owl": 10}
+    assert data.summary() == f"40 samples, 2 of 3 classes, {len(data.holdout)} held out, 20 unlabelled"
+
+
+@pytest.mark.parametrize("path", [None, "", "  "])
+def test_no_data_says_what_to_type(path: str | None) -> None:
+    """Field report 25: never a stack trace, always a sentence."""
+    with pytest.raises(MissingData) as caught:
+        DeviceData.open(path, classes=CLASSES, input_shape=SHAPE, edge="barn")
+    message = str(caught.value)
+    assert message.startswith("--data: no data was given")
+    assert message.endswith("for example: fedbac-agent join --edge barn --data photos/")
+    assert "\n" not in message
+
+
+def test_missing_data_is_told_apart_from_bad_data_and_survives_a_process(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        DeviceData.open(tmp_path / "nowhere", classes=CLASSES, input_shape=SHAPE)
+    assert not isinstance(caught.value, MissingData)
+    missing = MissingData("gw2")
+    assert str(pickle.loads(pickle.dumps(missing))) == str(missing)
+
+
+def test_a_federation_of_other_images_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "data.npz", 12, [0])
+    with pytest.raises(
+        DataError, match=r"images of 6x6 pixels with 1 channel\(s\), the federation's have 32x32 with 3"
+    ):
+        DeviceData.open(path, classes=CLASSES, input_shape=(3, 32, 32))
+    with pytest.raises(DataError, match="sample 0 has the label 2, the federation's 2 classes are 0 to 1"):
+        DeviceData.open(archive(path, 12, [2]), classes=CLASSES[:2], input_shape=SHAPE)
