@@ -21,6 +21,8 @@ from fedbac_edge.datasets.samples import UNLABELLED, DataError, Samples
 
 _EXAMPLE = 'Write it with numpy.savez_compressed("data.npz", x=images, y=labels)'
 _BLOCK = 1024
+# What zipfile, zlib and numpy's header parser raise on damaged members.
+_DAMAGE = (EOFError, zlib.error, NotImplementedError, RuntimeError, ValueError, TypeError, SyntaxError)
 
 
 def read(path: Path, *, allow_unlabelled: bool = False) -> Samples:
@@ -78,20 +80,11 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.
                     "The file is damaged: write it again",
                 )
             refuse_oversize(where, count)
+            # zipfile compares the checksum as the member's last byte is read.
             values = read_exactly(cast(BinaryIO, stream), count).view(dtype)
-            if stream.read(1):  # this read also compares the checksum at the end
-                raise DataError(where, "longer than the archive says", "The file is damaged: write it again")
-    except (
-        EOFError,
-        zlib.error,
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        SyntaxError,
-    ) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except _DAMAGE as error:
         raise DataError(where, f"cannot be read: {error}", _EXAMPLE) from error
     # The bytes of a Fortran-ordered array are those of its transpose in C order.
     return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)
