@@ -67,8 +67,6 @@ def weighted_mean(items: Iterable[tuple[Part, float]]) -> Part | None:
                 if np.issubdtype(dtypes[name], np.floating):
                     kept += _weigh(part[name], weight)
         total += weight
-        # Let go before the next one is read: one part and the sums, never two parts.
-        del part
     if total == 0:
         return None
     return {

@@ -105,8 +105,11 @@ def test_integer_buffers_are_the_firsts_and_never_averaged() -> None:
 
 def test_inputs_are_left_as_they_were() -> None:
     first, second = part(1.0, 2.0), part(3.0, 4.0)
+    buffer: Any = {"n": np.array([5])}
     result = mean((first, 1), (second, 1))
     result["w"][:] = 0
+    mean((buffer, 1))["n"][:] = 0
+    assert buffer["n"][0] == 5
     np.testing.assert_array_equal(first["w"], [1.0, 2.0])
     np.testing.assert_array_equal(second["w"], [3.0, 4.0])
 

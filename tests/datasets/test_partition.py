@@ -94,6 +94,19 @@ def test_per_server_shares_by_the_formula() -> None:
             assert shares[c, m] == pytest.approx(q[m][c] / sum(q[o][c] for o in range(10)), rel=1e-12)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_each_servers_clients_are_cut_the_same_way_by_a_generator_of_their_own(form: Form) -> None:
+    partition = cut(form, alpha_client=0.7, clients=4)
+    for server in (0, 9):
+        rng = generator(42, "partition", "clients", server)
+        if form == "per-class":
+            expected = [rng.dirichlet([0.7] * 4) for _ in range(10)]
+        else:
+            q = [rng.dirichlet([0.7] * 10) for _ in range(4)]
+            expected = [[q[i][c] / sum(q[o][c] for o in range(4)) for i in range(4)] for c in range(10)]
+        np.testing.assert_allclose(partition.client_shares[server], expected, rtol=1e-12)
+
+
 def many_classes(form: Form, alpha: float) -> Any:
     """The shares of 5 servers in 4000 classes: p_c is a sample of 4000."""
     return dirichlet(
