@@ -100,7 +100,7 @@ def test_each_servers_clients_are_cut_the_same_way_by_a_generator_of_their_own(f
     for server in (0, 9):
         rng = generator(42, "partition", "clients", server)
         if form == "per-class":
-            expected = [rng.dirichlet([0.7] * 4) for _ in range(10)]
+            expected: Any = [rng.dirichlet([0.7] * 4) for _ in range(10)]
         else:
             q = [rng.dirichlet([0.7] * 10) for _ in range(4)]
             expected = [[q[i][c] / sum(q[o][c] for o in range(4)) for i in range(4)] for c in range(10)]
