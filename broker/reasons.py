@@ -1,0 +1,70 @@
+"""MQTT 5 reason codes and network errors as sentences, and which of them make coming back pointless."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+TAKEN_OVER = 0x8E
+
+# Reason code -> why waiting does not help (MQTT 5.0, table 2-6). Everything else may pass by itself.
+_FINAL = {
+    0x84: "the broker does not speak MQTT 5",
+    0x85: "the broker refuses the client name {client}",
+    0x86: "the broker refuses the user name or password of {client}",
+    0x87: "the broker does not authorise {client}: user, password or access list are wrong",
+    0x8A: "the broker has banned {client}",
+    0x8C: "the broker wants another way of authentication",
+    TAKEN_OVER: "another client has connected with the name {client}: give each device a name of its own",
+    0x90: "the broker refuses the topic of the will of {client}",
+    0x9A: "the broker keeps no retained messages, which a federation needs",
+    0x9B: "the broker does not speak QoS 1, which a federation needs",
+}
+
+# What OpenSSL says when one side does not believe the other; found inside the error's text.
+_CERTIFICATE_ALERTS = (
+    "CERTIFICATE_REQUIRED",
+    "HANDSHAKE_FAILURE",
+    "UNKNOWN_CA",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_REVOKED",
+    "CERTIFICATE_UNKNOWN",
+    "ALERT_ACCESS_DENIED",
+)
+
+
+def of_code(code: int, name: str, client: str) -> tuple[str, bool]:
+    """Sentence for a reason code >= 0x80 of CONNACK or DISCONNECT, and whether it is final."""
+    if code in _FINAL:
+        return _FINAL[code].format(client=client), True
+    return f"the broker ended the connection: {name.lower()}", False
+
+
+def of_error(error: BaseException, broker: str) -> tuple[str, bool]:
+    """Sentence for what opening a connection raised, and whether it is final."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"the certificate of {broker} is not to be trusted: {error.verify_message}", True
+        case ssl.SSLError() if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+            return f"{broker} does not speak TLS on this port: use mqtt://, or its TLS port", True
+        case ssl.SSLError():
+            return of_text(str(error), broker)
+        case ConnectionRefusedError():
+            return f"no broker listens at {broker} yet", False
+        case socket.gaierror():
+            return f"the host of {broker} has no address ({error.strerror})", False
+        case TimeoutError():
+            return f"{broker} does not answer", False
+        case OSError():
+            return f"{broker} cannot be reached ({error.strerror or error})", False
+        case ValueError():
+            return f"{broker} cannot be a broker's address ({error})", True
+    return f"{broker} cannot be reached ({error!r})", False
+
+
+def of_text(text: str, broker: str) -> tuple[str, bool]:
+    """Sentence for an error that the client library only logged, and whether it is final."""
+    if any(alert in text.upper() for alert in _CERTIFICATE_ALERTS):
+        return f"{broker} does not accept our certificate ({text})", True
+    return f"the connection to {broker} was lost ({text})", False
