@@ -1,0 +1,81 @@
+"""Reading `federation.toml`: TOML, types, then the rules that types cannot say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from broker.topics import BadName, check_name
+from fedbac_edge.federation import Federation
+from fedbac_edge.methods import UnknownMethod, method
+from fedbac_edge.models.catalog import UnknownArchitecture, architecture
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class FederationError(ValueError):
+    """The federation's description is wrong; the message names the table, the field and the remedy."""
+
+
+def load(path: Path) -> Federation:
+    """Read and check a federation file. Raises FederationError naming the file and what to change."""
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise FederationError(
+            f"there is no file {path}; `fedbac init --out {path}` writes one with every setting explained"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FederationError(f"{path} cannot be read: {error}") from error
+    try:
+        return parse(text)
+    except FederationError as error:
+        raise FederationError(f"{path}: {error}") from error
+
+
+def parse(text: str) -> Federation:
+    """A checked federation from TOML text; raises FederationError."""
+    try:
+        return check(msgspec.convert(tomllib.loads(text), Federation))
+    except tomllib.TOMLDecodeError as error:
+        raise FederationError(f"not valid TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise FederationError(str(error).replace("`$.", "`")) from error
+
+
+def check(federation: Federation) -> Federation:
+    """Hold a well-typed federation to the rules that types cannot say; raises FederationError."""
+    model = federation.model
+    try:
+        check_name(federation.name, "federation")
+        for gateway, devices in federation.gateways.items():
+            check_name(gateway, "gateway")
+            for device in devices:
+                check_name(device, "device")
+            if len(set(devices)) != len(devices):
+                raise FederationError(f"[gateways] {gateway}: a device is listed twice")
+        method(federation)
+        architecture(model.architecture, model.input, len(model.classes))
+    except (BadName, UnknownMethod, UnknownArchitecture) as error:
+        raise FederationError(str(error)) from error
+    if len(model.classes) < 2 or len(set(model.classes)) != len(model.classes):
+        raise FederationError("[model] classes: at least two different names are needed")
+    channels = model.input[0]
+    if len(model.mean) != channels or len(model.std) != channels:
+        raise FederationError(f"[model] mean and std need one number per channel ({channels})")
+    if federation.eligibility == "roster" and not all(federation.gateways.values()):
+        raise FederationError(
+            "eligibility = 'roster' needs [gateways] with the devices of each gateway listed"
+        )
+    if federation.eligibility == "roster" and not federation.gateways:
+        raise FederationError(
+            "eligibility = 'roster' needs [gateways], for example: gw1 = ['dev-1', 'dev-2']"
+        )
+    if federation.deadlines.deadline_min_s > federation.deadlines.deadline_max_s:
+        raise FederationError("[deadlines] deadline_min_s is larger than deadline_max_s")
+    return federation

@@ -1,0 +1,131 @@
+"""What a federation is: one frozen, typed value that every tier reads.
+
+It is written by a person as `federation.toml`, read by the cloud, and published once as the retained
+`spec`; gateways and devices know nothing that is not in it. Defaults are those of the Fed-BAC paper where
+it names one (see docs/methods.md); a value out of range is refused with the table and the field named.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Natural = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of federation.toml: unknown fields are refused."""
+
+
+class ModelTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[model] The architecture, what goes in and what comes out."""
+
+    architecture: str = "lenet"
+    input: tuple[Natural, Natural, Natural] = (1, 28, 28)
+    """(channels, height, width) of an image."""
+    classes: tuple[str, ...]
+    """Names in label order; folders of images are mapped by these names."""
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[Positive, ...] = (0.5,)
+    """Normalisation per channel of pixels scaled to 0..1."""
+
+
+class MethodTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[method] Which parts exist and how they are averaged."""
+
+    name: str = "fedbac"
+    clusters: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """K_max; 0 means one per gateway (the paper's default)."""
+    initial: Literal["round-robin", "single"] = "round-robin"
+    """Assignment at the start: gateway i on cluster i, or everyone on cluster 0."""
+    cluster_start: Literal["common", "each", "warm"] = "common"
+    """Initial cluster networks: one common draw, one draw each, or common with a warm start."""
+    cloud_weight: Literal["data", "participants"] = "data"
+    """n_m: all data of a site, or what its participants trained on."""
+
+
+class TrainingTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[training] Local training on a device (paper, experimental settings)."""
+
+    epochs: Natural = 5
+    batch_size: Natural = 64
+    learning_rate: Positive = 0.01
+    learning_rate_decay: Fraction = 0.995
+    """Per round, constant inside a round: rate * decay^(t-1)."""
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    weight_decay: NonNegative = 5e-4
+    clip_norm: Positive = 1.0
+    cluster_l2: NonNegative = 1e-3
+    """lambda of lambda * ||K||^2, on cluster parts only."""
+    threads: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Torch threads: part of the specification since sums depend on it."""
+
+
+class SelectionTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[selection] Which devices a gateway asks."""
+
+    method: Literal["thompson", "random"] = "thompson"
+    participation: Fraction = 0.8
+    """p: max(1, floor(p * N)) of N devices."""
+    warm_up: Count = 10
+    """tau_TS: rounds of uniform choice before the posteriors rank."""
+    credit: Literal["hard", "soft"] = "hard"
+
+
+class AssignmentTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[assignment] Which cluster a site belongs to."""
+
+    method: Literal["linucb", "fixed"] = "linucb"
+    every: Natural = 20
+    """tau_re: rounds between two sweeps."""
+    alpha: NonNegative = 1.0
+    arms: Literal["disjoint", "shared"] = "disjoint"
+    reward: Literal["accuracy", "accuracy-change"] = "accuracy"
+    live_counts: bool = True
+
+
+class DeadlineTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[deadlines] When a round closes (seconds), and what an update must pass."""
+
+    min_updates: Natural = 1
+    gather_s: Positive = 300.0
+    """How long the first round waits for the members of the roster."""
+    deadline_min_s: Positive = 60.0
+    deadline_max_s: Positive = 3600.0
+    evaluation_deadline_s: Positive = 300.0
+    norm_gate: bool = True
+    """Refuse an update 10 times longer than the running median, once 20 were accepted."""
+
+
+class Federation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole description. `gateways` is the roster: gateway -> its devices (empty: whoever joins)."""
+
+    name: str
+    seed: Annotated[int, Meta(ge=0, le=2**53)] = 1
+    rounds: Natural = 100
+    eligibility: Literal["roster", "online"] = "online"
+    """roster: fixed members, presence changes nothing (bit-equal results); online: whoever is there."""
+    evaluation: Literal["holdout", "test"] = "holdout"
+    """Bandits learn from the devices' hold-outs; "test" is the paper's protocol, in the laboratory only."""
+    model: ModelTable
+    method: MethodTable = MethodTable()
+    training: TrainingTable = TrainingTable()
+    selection: SelectionTable = SelectionTable()
+    assignment: AssignmentTable = AssignmentTable()
+    deadlines: DeadlineTable = DeadlineTable()
+    gateways: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def cluster_count(self) -> int:
+        """K_max: as configured, else one per gateway of the roster (at least one)."""
+        return self.method.clusters or max(1, len(self.gateways))
+
+    def learning_rate(self, round: int) -> float:
+        """rate * decay^(t-1), the only place where it decays."""
+        return self.training.learning_rate * self.training.learning_rate_decay ** (round - 1)

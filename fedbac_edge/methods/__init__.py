@@ -1,0 +1,30 @@
+"""Methods: which roles a model has, their scope and weight, and what is served. No torch.
+
+A *role* is what a part does in a device's model ("global", "cluster"); a *part* is one network of that
+role ("global", "cluster-3"). The cloud keeps the parts, a device trains one part per role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedbac_edge.federation import Federation
+from fedbac_edge.methods import fedbac, hierfavg
+from fedbac_edge.methods.method import Method
+
+METHODS: dict[str, Callable[[Federation], Method]] = {
+    "fedbac": fedbac.fedbac,
+    "hierfavg": hierfavg.hierfavg,
+}
+
+
+class UnknownMethod(ValueError):
+    """The federation names a method that does not exist."""
+
+
+def method(federation: Federation) -> Method:
+    """The federation's method; raises UnknownMethod with the names that exist."""
+    name = federation.method.name
+    if name not in METHODS:
+        raise UnknownMethod(f"[method] no method is called {name!r}; there are: {', '.join(sorted(METHODS))}")
+    return METHODS[name](federation)

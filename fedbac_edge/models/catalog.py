@@ -1,0 +1,107 @@
+"""What an architecture is, without torch: tensor names, shapes, initial weights.
+
+Initial weights follow PyTorch's default for convolutions and linear layers, U(-1/sqrt(fan_in), 1/sqrt(fan_in))
+for weights and biases alike, drawn by numpy, so that the cloud can start a federation on its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedbac_edge.parts import Part
+
+
+class Architecture(Protocol):
+    """What every tier may ask of a model."""
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Number of logits."""
+        ...
+
+    def schema(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name -> shape, in forward order; names are those of the torch state dict."""
+        ...
+
+    def init(self, rng: np.random.Generator) -> Part:
+        """Fresh random weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class LeNet:
+    """LeNet-5: two unpadded 5x5 convolutions with ReLU and 2x2 max pooling, three linear layers.
+
+    62,006 parameters for RGB 32x32, 44,426 for gray 28x28 (spec: exact counts). `widths` are the two
+    convolutions' channels and the two hidden layers' units.
+    """
+
+    input_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    widths: tuple[int, int, int, int] = (6, 16, 120, 84)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Height and width that the second pooling leaves."""
+        _, height, width = self.input_shape
+        return ((height - 4) // 2 - 4) // 2, ((width - 4) // 2 - 4) // 2
+
+    def schema(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name -> shape."""
+        first, second, third, fourth = self.widths
+        height, width = self.grid
+        return {
+            "conv1.weight": (first, self.input_shape[0], 5, 5),
+            "conv1.bias": (first,),
+            "conv2.weight": (second, first, 5, 5),
+            "conv2.bias": (second,),
+            "fc1.weight": (third, second * height * width),
+            "fc1.bias": (third,),
+            "fc2.weight": (fourth, third),
+            "fc2.bias": (fourth,),
+            "fc3.weight": (self.classes, fourth),
+            "fc3.bias": (self.classes,),
+        }
+
+    def init(self, rng: np.random.Generator) -> Part:
+        """Fresh weights, drawn tensor by tensor in schema order."""
+        part: Part = {}
+        bound = 0.0
+        for name, shape in self.schema().items():
+            if name.endswith("weight"):
+                bound = 1.0 / float(np.sqrt(np.prod(shape[1:])))
+            part[name] = rng.uniform(-bound, bound, shape).astype(np.float32)
+        return part
+
+
+class UnknownArchitecture(ValueError):
+    """The federation names an architecture that is not in the catalogue."""
+
+
+def architecture(name: str, input_shape: tuple[int, int, int], classes: int) -> Architecture:
+    """The catalogue: "lenet", "lenet-wide" (HierFAVG 2x: widths 8, 29, 144, 84).
+
+    Raises UnknownArchitecture with the names that exist, or when the image is too small for the network.
+    """
+    known = {"lenet": (6, 16, 120, 84), "lenet-wide": (8, 29, 144, 84)}
+    if name not in known:
+        raise UnknownArchitecture(
+            f"no architecture is called {name!r}; there are: {', '.join(sorted(known))}"
+        )
+    model = LeNet(input_shape, classes, known[name])
+    if min(model.grid) < 1:
+        raise UnknownArchitecture(f"{name} needs images of at least 16x16 pixels, not {input_shape[1:]}")
+    return model
+
+
+def parameter_count(model: Architecture) -> int:
+    """Number of weights in one part of this architecture."""
+    return sum(int(np.prod(shape)) for shape in model.schema().values())

@@ -1,0 +1,69 @@
+"""A part: a named tensor map, and its canonical bytes.
+
+A part ("global", "cluster-3", ...) is what travels, what is averaged and what is hashed. Its bytes are
+safetensors: header and sizes are checked before anything is allocated and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+FloatArray = npt.NDArray[np.float32]
+Part = dict[str, FloatArray]
+Schema = Mapping[str, tuple[int, ...]]
+
+
+class PartError(ValueError):
+    """The bytes are not the part that the federation's model describes."""
+
+
+def pack(part: Mapping[str, npt.NDArray[np.floating]]) -> bytes:
+    """Canonical bytes of `part`: float32, tensors in name order; equal parts give equal bytes."""
+    return save({name: np.ascontiguousarray(part[name], dtype=np.float32) for name in sorted(part)})
+
+
+def unpack(data: bytes, schema: Schema) -> Part:
+    """Read a part back and hold it to `schema` (tensor name -> shape, all float32).
+
+    Raises PartError naming the first tensor that differs. A size that cannot be right is refused before
+    the arrays are made.
+    """
+    expected = sum(4 * int(np.prod(shape)) for shape in schema.values())
+    if not expected <= len(data) <= expected + 256 * (len(schema) + 4):
+        raise PartError(
+            f"a part of this model holds {expected} bytes of weights, these are {len(data)} bytes"
+        )
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise PartError(f"not readable as safetensors: {error}") from error
+    if set(tensors) != set(schema):
+        raise PartError(f"expected the tensors {sorted(schema)}, found {sorted(tensors)}")
+    for name, shape in schema.items():
+        tensor = tensors[name]
+        if tensor.dtype != np.float32 or tensor.shape != tuple(shape):
+            raise PartError(f"{name}: expected float32 {tuple(shape)}, found {tensor.dtype} {tensor.shape}")
+    return {name: tensors[name] for name in schema}  # safetensors gives them in no fixed order
+
+
+def digest(data: bytes) -> str:
+    """Content hash of canonical bytes: sha256, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_finite(part: Part) -> bool:
+    """False when any tensor holds a NaN or an infinity."""
+    return all(bool(np.isfinite(tensor).all()) for tensor in part.values())
+
+
+def distance(part: Part, base: Part) -> float:
+    """Euclidean norm of part - base over all tensors, in float64."""
+    return float(
+        np.sqrt(sum(float(np.square(part[n].astype(np.float64) - base[n]).sum()) for n in sorted(part)))
+    )

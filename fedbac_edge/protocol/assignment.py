@@ -1,0 +1,56 @@
+"""Between the cloud's machine and LinUCB: scores become evaluations, decisions become ledger lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedbac_edge.bandits import linucb
+from fedbac_edge.federation import AssignmentTable
+from fedbac_edge.methods.method import Method
+from fedbac_edge.protocol.messages import Score
+
+
+def cluster_options(table: AssignmentTable) -> linucb.Options:
+    """The bandit's options of the federation's file."""
+    return linucb.Options(table.arms, table.reward, table.alpha, table.live_counts)
+
+
+def evaluations(
+    scores: Mapping[str, Mapping[int, Score]], assignment: Mapping[str, int], clusters: int
+) -> dict[str, linucb.Evaluation]:
+    """Mean losses and accuracy per site; a site without labelled hold-out (or without an answer) has none."""
+    complete: dict[str, linucb.Evaluation] = {}
+    for site, by_cluster in sorted(scores.items()):
+        if all(k in by_cluster and by_cluster[k].count for k in range(clusters)):
+            losses = tuple(by_cluster[k].mean_loss for k in range(clusters))
+            complete[site] = linucb.Evaluation(losses, by_cluster[assignment[site]].accuracy)
+    return complete
+
+
+def decision_detail(decision: linucb.Decision) -> dict[str, Any]:
+    """All that explains one site's place, for the ledger."""
+    return {
+        "previous": decision.previous,
+        "chosen": decision.chosen,
+        "reward": decision.reward,
+        "contexts": [list(context) for context in decision.contexts],
+        "scores": [[score.mean, score.width, score.total] for score in decision.scores],
+    }
+
+
+def start_warm(
+    method: Method, before: Mapping[str, int], decisions: Sequence[linucb.Decision]
+) -> dict[str, str]:
+    """Part -> part to copy, for clusters that nobody was in: from the cluster that its first site leaves."""
+    copies: dict[str, str] = {}
+    active = set(before.values())
+    for decision in decisions:
+        if decision.chosen not in active:
+            active.add(decision.chosen)
+            for role in method.roles:
+                if role.scope == "cluster":
+                    copies[method.part_name(role, decision.chosen)] = method.part_name(
+                        role, decision.previous
+                    )
+    return copies

@@ -1,0 +1,582 @@
+"""The cloud's state machine: hold rounds over the sites, aggregate in two phases, assign clusters.
+
+    gathering --all ready | time--> training --all reported | deadline--> training ...
+                                       | every tau_re rounds: evaluating --> sweep --> training
+                                       | after the last round: evaluating --> finished
+
+Parts keep two generations: the newest, and the one before, which devices score again for the paired reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any, Literal
+
+import msgspec
+
+from fedbac_edge import __version__, aggregation
+from fedbac_edge.bandits import linucb
+from fedbac_edge.federation import Federation
+from fedbac_edge.learning.settings import LocalTraining
+from fedbac_edge.methods import method
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.parts import Part, digest, pack, unpack
+from fedbac_edge.protocol import deadlines, gate
+from fedbac_edge.protocol.assignment import cluster_options, decision_detail, evaluations, start_warm
+from fedbac_edge.protocol.engine import (
+    Action,
+    Announce,
+    Channel,
+    Event,
+    Hello,
+    Keep,
+    Log,
+    Received,
+    Resend,
+    Send,
+    Settle,
+    Started,
+    TimerFired,
+    Withdraw,
+)
+from fedbac_edge.protocol.messages import (
+    NO_SCORE,
+    CloudStatus,
+    GatewayEvaluation,
+    GatewayScores,
+    GatewayStatus,
+    GatewayTask,
+    GatewayUpdate,
+    PartRef,
+    Parts,
+    Receipt,
+    RoundSummary,
+    Score,
+    SiteSummary,
+    Spec,
+    Taken,
+)
+
+Phase = Literal["new", "gathering", "training", "evaluating", "finished"]
+
+
+class Site(msgspec.Struct, kw_only=True):
+    """What a gateway last said about itself."""
+
+    online: bool = False
+    ready: bool = False
+    session: int = 0
+
+
+class SiteReport(msgspec.Struct, kw_only=True):
+    """A gateway's accepted report: parts by hash, what it weighs, and what it says for people."""
+
+    parts: dict[str, str]
+    weight: int
+    summary: SiteSummary
+    up: int
+    down: int
+
+
+class CloudState(msgspec.Struct, kw_only=True):
+    """All that the cloud remembers between events."""
+
+    instance: str
+    session: int = 0
+    phase: Phase = "new"
+    round: int = 0
+    parts: dict[str, PartRef] = {}
+    previous: dict[str, PartRef] = {}
+    """The generation before, by part name."""
+    clustering: linucb.Clustering | None = None
+    served_by: dict[str, int] = {}
+    """Site -> cluster of the round before, to know who has moved."""
+    sites: dict[str, Site] = {}
+    asked: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    reports: dict[str, SiteReport] = {}
+    scores: dict[str, dict[int, Score]] = {}
+    traffic: tuple[int, int] = (0, 0)
+    """Evaluation phase: bytes up and down."""
+    refused: dict[str, str] = {}
+    norms: list[float] = []
+    seconds: list[float] = []
+    """Durations of the latest rounds."""
+    began: float = 0.0
+    last: RoundSummary | None = None
+    timers: dict[str, float] = {}
+
+
+class Cloud:
+    """The machine; `blobs` is the store's view by content hash."""
+
+    def __init__(self, federation: Federation, blobs: Mapping[str, bytes], state: CloudState) -> None:
+        self.federation, self.blobs, self.state = federation, blobs, state
+        self.method = method(federation)
+        model = federation.model
+        self.model = architecture(model.architecture, model.input, len(model.classes))
+
+    # --- what the runner asks ---
+
+    def timers(self) -> Mapping[str, float]:
+        """Deadlines."""
+        return self.state.timers
+
+    def wanted(self) -> Mapping[str, PartRef]:
+        """Nothing: the cloud makes the parts."""
+        return {}
+
+    def kept(self) -> Set[str]:
+        """Two generations of parts, and the reports of the open round."""
+        refs = [*self.state.parts.values(), *self.state.previous.values()]
+        reported = {hash for report in self.state.reports.values() for hash in report.parts.values()}
+        return {ref.hash for ref in refs} | reported
+
+    def status(self, state: str) -> Send:
+        """Where the campaign stands, and with "offline" the will."""
+        message = CloudStatus(
+            state=state,
+            session=self.state.session,
+            round=self.state.round,
+            rounds=self.federation.rounds,
+            last=self.state.last,
+        )
+        return Send(Channel("status"), message, retain=True)
+
+    # --- events ---
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """One event in, actions out; see the picture on top."""
+        match event:
+            case Started():
+                self.state.session += 1
+                return self._found(now) if self.state.phase == "new" else []
+            case Hello():
+                return [self.status(self.state.phase)]
+            case Received(message=GatewayStatus() as status):
+                return self._presence(event.channel.gateway, status, now)
+            case Received(message=Taken() as taken):
+                return self._taken(event.channel.gateway, taken)
+            case Received(message=GatewayUpdate() as update):
+                return self._update(event.channel.gateway, update, event.size, now)
+            case Received(message=GatewayScores() as scores):
+                return self._scores(event.channel.gateway, scores, event.size, now)
+            case TimerFired(name="gather") if self.state.phase == "gathering":
+                return self._gathered(now)
+            case TimerFired(name="deadline"):
+                return self._close(now)
+        return []
+
+    # --- start ---
+
+    def _found(self, now: float) -> list[Action]:
+        """Fresh parts, the specification, and the wait for the members."""
+        state, federation = self.state, self.federation
+        drawn = {name: pack(part) for name, part in self.method.initial(self.model, federation.seed).items()}
+        state.parts = {name: PartRef(name, digest(data), len(data)) for name, data in drawn.items()}
+        state.phase, state.round = "gathering", 0
+        if federation.eligibility == "roster":
+            state.timers = {"gather": now + federation.deadlines.gather_s}
+        spec = Spec(federation=federation, instance=state.instance, software=__version__)
+        keeps = [Keep(digest(data), data) for data in drawn.values()]
+        return [
+            *keeps,
+            Send(Channel("spec"), spec, retain=True),
+            *(Announce(ref, 0) for ref in _by_content(state.parts)),
+            Log("founded", state.instance, 0, {name: ref.hash for name, ref in state.parts.items()}),
+            self.status("gathering"),
+        ]
+
+    def _presence(self, gateway: str, status: GatewayStatus, now: float) -> list[Action]:
+        site = self.state.sites.setdefault(gateway, Site())
+        if status.session < site.session:
+            return []  # a late will of an earlier session
+        came = status.state != "offline"
+        restarted = came and (not site.online or status.session > site.session)
+        site.online, site.session, site.ready = came, status.session, came and status.ready
+        again: list[Action] = (
+            [Resend(_task_key(gateway))] if restarted and gateway in self.state.waiting else []
+        )
+        if self.state.phase == "gathering" and self._complete():
+            return [*again, *self._begin(now)]
+        return again
+
+    def _members(self) -> tuple[str, ...]:
+        """Sites in name order: of the roster, or all that ever said they are there."""
+        if self.federation.eligibility == "roster":
+            return tuple(sorted(self.federation.gateways))
+        return tuple(sorted({*self.federation.gateways, *self.state.sites}))
+
+    def _site(self, gateway: str) -> Site:
+        return self.state.sites.get(gateway, Site())
+
+    def _complete(self) -> bool:
+        ready = [gateway for gateway in self._members() if self._site(gateway).ready]
+        needed = self._members() if self.federation.gateways else ()
+        return bool(ready) and set(ready) >= set(needed)
+
+    def _gathered(self, now: float) -> list[Action]:
+        """The wait is over: start with who is there, or wait on when nobody is."""
+        self.state.timers = {}
+        if not any(self._site(gateway).online for gateway in self._members()):
+            self.state.timers = {"gather": now + self.federation.deadlines.gather_s}
+            return [Log("nobody", "", self.state.round)]
+        missing = [gateway for gateway in self._members() if not self._site(gateway).ready]
+        return [Log("missing", "", self.state.round, {"gateways": missing}), *self._begin(now)]
+
+    # --- a training round ---
+
+    def _begin(self, now: float) -> list[Action]:
+        """Round t: every asked gateway gets the parts of its cluster."""
+        state, federation = self.state, self.federation
+        members = self._members()
+        state.asked = (
+            members
+            if federation.eligibility == "roster"
+            else tuple(gateway for gateway in members if self._site(gateway).ready)
+        )
+        if not state.asked:
+            state.phase, state.timers = "gathering", {}
+            return [Log("nobody", "", state.round), self.status("gathering")]
+        joined = self._assign_new(state.asked)
+        state.phase, state.round, state.began = "training", state.round + 1, now
+        state.waiting, state.reports, state.refused = state.asked, {}, {}
+        limit = deadlines.adaptive(
+            state.seconds, federation.deadlines.deadline_min_s, federation.deadlines.deadline_max_s
+        )
+        state.timers = {"deadline": now + limit}
+        assignment = self._assignment()
+        sends = [
+            Send(
+                Channel("task", gateway),
+                GatewayTask(
+                    instance=state.instance,
+                    round=state.round,
+                    cluster=assignment[gateway],
+                    parts=self._served(state.parts, assignment[gateway]),
+                    previous=(
+                        self._served(state.previous, assignment[gateway])
+                        if state.served_by.get(gateway) == assignment[gateway]
+                        else {}
+                    ),
+                    training=self._training(state.round),
+                    deadline_s=deadlines.share(limit),
+                ),
+                _task_key(gateway),
+            )
+            for gateway in state.asked
+        ]
+        state.served_by = {**state.served_by, **{gateway: assignment[gateway] for gateway in state.asked}}
+        detail = {"asked": list(state.asked), "deadline": limit, "assignment": assignment}
+        return [*joined, Log("round", "", state.round, detail), *sends, self.status("training")]
+
+    def _assign_new(self, gateways: tuple[str, ...]) -> list[Action]:
+        """Clusters for sites that have none yet: dealt out in name order, or all in one."""
+        state, federation = self.state, self.federation
+        known = {} if state.clustering is None else dict(state.clustering.windows)
+        fresh = [gateway for gateway in gateways if gateway not in known]
+        if not fresh:
+            return []
+        clusters = self.method.clusters
+        places = linucb.initial_assignment([*known, *fresh], clusters, federation.method.initial)
+        assignment = {
+            **{name: window.cluster for name, window in known.items()},
+            **{g: places[g] for g in fresh},
+        }
+        begun = linucb.start(assignment, clusters, federation.assignment.arms)
+        arms = begun.arms if state.clustering is None else state.clustering.arms
+        state.clustering = linucb.Clustering(arms, {**begun.windows, **known})
+        return [Log("assigned", gateway, state.round + 1, {"cluster": places[gateway]}) for gateway in fresh]
+
+    def _assignment(self) -> dict[str, int]:
+        return {} if self.state.clustering is None else self.state.clustering.assignment
+
+    def _served(self, generation: Mapping[str, PartRef], cluster: int) -> Parts:
+        names = self.method.served(cluster)
+        return {role: generation[name] for role, name in names.items()} if generation else {}
+
+    def _training(self, round: int) -> LocalTraining:
+        training = self.federation.training
+        return LocalTraining(
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            learning_rate=self.federation.learning_rate(round),
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            clip_norm=training.clip_norm,
+            l2={role.name: role.l2 for role in self.method.roles if role.l2},
+            threads=training.threads,
+        )
+
+    def _taken(self, gateway: str, taken: Taken) -> list[Action]:
+        current = {"training": "train", "evaluating": "evaluate"}.get(self.state.phase)
+        if (taken.kind, taken.round) != (current, self.state.round):
+            return []
+        return [Settle(_task_key(gateway))]
+
+    def _update(self, gateway: str, update: GatewayUpdate, size: int, now: float) -> list[Action]:
+        state = self.state
+        if update.round == state.round and gateway in state.reports:
+            return [self._receipt(gateway, "train", update.round, True)]  # counted once, said again
+        try:
+            if state.phase != "training" or update.round != state.round or gateway not in state.asked:
+                raise gate.Refused(f"round {update.round} is not open for this gateway")
+            gate.check_score(update.holdout)
+            if not update.void:
+                if not 0 < update.samples <= update.data:
+                    raise gate.Refused(f"{update.samples} samples of {update.data}")
+                base = self._served(state.parts, self._assignment()[gateway])
+                blobs = {role: self.blobs[ref.hash] for role, ref in base.items()}
+                use_norms = self.federation.deadlines.norm_gate
+                norm = gate.check_parts(update.parts, blobs, self.model.schema(), state.norms, use_norms)
+                state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
+        except gate.Refused as refusal:
+            return self._refuse(gateway, "train", update.round, str(refusal), now)
+        whole = self.federation.method.cloud_weight == "data"
+        state.reports[gateway] = SiteReport(
+            parts={} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())},
+            weight=0 if update.void else update.data if whole else update.samples,
+            summary=SiteSummary(
+                cluster=self._assignment()[gateway],
+                accuracy=update.holdout.accuracy if update.holdout.count else None,
+                holdout=update.holdout.count,
+                asked=update.asked,
+                answered=update.answered,
+                refused=update.refused,
+                samples=update.samples,
+                void=update.void,
+            ),
+            up=update.traffic.up + size,
+            down=update.traffic.down,
+        )
+        keeps = [] if update.void else [Keep(digest(data), data) for _, data in sorted(update.parts.items())]
+        detail = {
+            "samples": update.samples,
+            "weight": state.reports[gateway].weight,
+            "void": update.void,
+            "bytes": size,
+        }
+        return [*keeps, *self._counted(gateway, "train", Log("reported", gateway, update.round, detail), now)]
+
+    def _counted(self, gateway: str, kind: str, line: Log, now: float) -> list[Action]:
+        self.state.waiting = tuple(name for name in self.state.waiting if name != gateway)
+        receipt = self._receipt(gateway, kind, self.state.round, True)
+        self._close_when_done(now)
+        return [Settle(_task_key(gateway)), receipt, line]
+
+    def _close_when_done(self, now: float) -> None:
+        """All reported: the deadline is now, as an event of its own, once this one's blobs are stored."""
+        if not self.state.waiting:
+            self.state.timers = {"deadline": now}
+
+    def _refuse(self, gateway: str, kind: str, round: int, reason: str, now: float) -> list[Action]:
+        state = self.state
+        answer: list[Action] = [
+            self._receipt(gateway, kind, round, False, reason),
+            Log("refused", gateway, round, {"why": reason}),
+        ]
+        current = {"training": "train", "evaluating": "evaluate"}.get(state.phase)
+        if (kind, round) != (current, state.round) or gateway not in state.waiting:
+            return answer
+        state.refused[gateway] = reason
+        state.waiting = tuple(name for name in state.waiting if name != gateway)
+        self._close_when_done(now)
+        return [*answer, Settle(_task_key(gateway))]
+
+    def _close(self, now: float) -> list[Action]:
+        """The phase ends here, by the last report or by the deadline."""
+        late: list[Action] = [Settle(_task_key(gateway)) for gateway in self.state.waiting]
+        silent: list[Action] = [Log("silent", gateway, self.state.round) for gateway in self.state.waiting]
+        self.state.waiting, self.state.timers = (), {}
+        match self.state.phase:
+            case "training":
+                return [*late, *silent, *self._close_training(now)]
+            case "evaluating":
+                return [*late, *silent, *self._close_evaluation(now)]
+        return []
+
+    def _close_training(self, now: float) -> list[Action]:
+        """Two-phase aggregation: global parts over all that reported, cluster parts over their cluster."""
+        state = self.state
+        reports = {
+            name: self._as_report(report) for name, report in sorted(state.reports.items()) if report.weight
+        }
+        scopes = {role.name: role.scope for role in self.method.roles}
+        fresh: dict[str, bytes] = {}
+        for name, mean in aggregation.phases(reports, scopes, self._assignment(), self.method.clusters):
+            if mean is not None:
+                fresh[name] = pack(mean)
+        state.seconds = [*state.seconds, now - state.began][-deadlines.HISTORY :]
+        summary = self._summary("train", now, {})
+        published = self._advance(fresh)
+        closed = [
+            *published,
+            Log("aggregated", "", state.round, self._hashes() | {"void": not fresh}),
+            *self._tell(summary),
+        ]
+        state.reports = {}
+        federation = self.federation
+        sweep = self.method.reassigns and linucb.due(
+            state.round, federation.rounds, federation.assignment.every
+        )
+        if sweep or state.round >= federation.rounds:
+            return [*closed, *self._evaluate(now)]
+        return [*closed, *self._begin(now)]
+
+    def _as_report(self, report: SiteReport) -> aggregation.Report:
+        schema = self.model.schema()
+
+        def load(role: str) -> Part:
+            return unpack(self.blobs[report.parts[role]], schema)
+
+        return aggregation.Report(dict.fromkeys(report.parts, float(report.weight)), load)
+
+    def _advance(self, fresh: Mapping[str, bytes]) -> list[Action]:
+        """Make `fresh` the newest generation: store, publish what changed, clear what is older than two."""
+        state = self.state
+        before = {ref.hash for ref in (*state.parts.values(), *state.previous.values())}
+        state.previous = state.parts
+        made = {name: PartRef(name, digest(data), len(data)) for name, data in fresh.items()}
+        state.parts = {**state.parts, **made}
+        after = {ref.hash for ref in (*state.parts.values(), *state.previous.values())}
+        return [
+            *(Keep(made[name].hash, data) for name, data in sorted(fresh.items())),
+            *(Announce(ref, state.round) for ref in _by_content(made) if ref != state.previous[ref.name]),
+            *(Withdraw(hash) for hash in sorted(before - after)),
+        ]
+
+    # --- evaluation, sweep, end ---
+
+    def _evaluate(self, now: float) -> list[Action]:
+        """M * K forward passes at the sites: the loss of every cluster's served model."""
+        state, federation = self.state, self.federation
+        last = state.round >= federation.rounds
+        assignment = self._assignment()
+        online = federation.eligibility == "online"
+        state.asked = tuple(
+            g for g in self._members() if g in assignment and (not online or self._site(g).ready)
+        )
+        state.phase, state.began, state.waiting = "evaluating", now, state.asked
+        state.scores, state.refused, state.traffic = {}, {}, (0, 0)
+        limit = federation.deadlines.evaluation_deadline_s
+        state.timers = {"deadline": now + limit}
+        sends: list[Action] = []
+        for gateway in state.asked:
+            clusters = [assignment[gateway]] if last else range(self.method.clusters)
+            task = GatewayEvaluation(
+                instance=state.instance,
+                round=state.round,
+                candidates={k: self._served(state.parts, k) for k in clusters},
+                deadline_s=deadlines.share(limit),
+            )
+            sends.append(Send(Channel("task", gateway), task, _task_key(gateway)))
+        begun = [Log("evaluation", "", state.round, {"asked": list(state.asked), "last": last}), *sends]
+        self._close_when_done(now)
+        return [*begun, self.status("evaluating")]
+
+    def _scores(self, gateway: str, scores: GatewayScores, size: int, now: float) -> list[Action]:
+        state = self.state
+        if scores.round == state.round and gateway in state.scores:
+            return [self._receipt(gateway, "evaluate", scores.round, True)]
+        try:
+            if state.phase != "evaluating" or scores.round != state.round or gateway not in state.asked:
+                raise gate.Refused(f"the evaluation of round {scores.round} is not open for this gateway")
+            if not set(scores.scores) <= set(range(self.method.clusters)):
+                raise gate.Refused("scores of clusters that do not exist")
+            for score in scores.scores.values():
+                gate.check_score(score)
+        except gate.Refused as refusal:
+            return self._refuse(gateway, "evaluate", scores.round, str(refusal), now)
+        state.scores[gateway] = scores.scores
+        up, down = state.traffic
+        state.traffic = (up + scores.traffic.up + size, down + scores.traffic.down)
+        line = Log("scored", gateway, scores.round, {"answered": scores.answered, "bytes": size})
+        return self._counted(gateway, "evaluate", line, now)
+
+    def _close_evaluation(self, now: float) -> list[Action]:
+        state, federation = self.state, self.federation
+        assert state.clustering is not None
+        last = state.round >= federation.rounds
+        moved: dict[str, int] = {}
+        actions: list[Action] = []
+        summary = self._summary("evaluate", now, moved)
+        if not last:
+            clustering, decisions = linucb.sweep(
+                state.clustering,
+                evaluations(state.scores, state.clustering.assignment, self.method.clusters),
+                state.round,
+                federation.rounds,
+                cluster_options(federation.assignment),
+            )
+            moved.update({d.server: d.chosen for d in decisions if d.chosen != d.previous})
+            actions = [Log("sweep", d.server, state.round, decision_detail(d)) for d in decisions]
+            if federation.method.cluster_start == "warm":
+                actions += self._warm(start_warm(self.method, state.clustering.assignment, decisions))
+            state.clustering = clustering
+        state.scores = {}
+        actions += self._tell(summary)
+        if last:
+            state.phase = "finished"
+            return [*actions, Log("finished", "", state.round, self._hashes()), self.status("finished")]
+        return [*actions, *self._begin(now)]
+
+    def _warm(self, copies: Mapping[str, str]) -> list[Action]:
+        """Option: a cluster that becomes active begins with the network its first server leaves."""
+        for name, source in copies.items():
+            origin = self.state.parts[source]
+            self.state.parts[name] = PartRef(name, origin.hash, origin.size)
+        return [
+            Log("warm start", name, self.state.round, {"from": source}) for name, source in copies.items()
+        ]
+
+    # --- for people ---
+
+    def _summary(self, phase: str, now: float, moved: dict[str, int]) -> RoundSummary:
+        """What this phase came to; `moved` may still be filled by the caller before it is sent."""
+        state, assignment = self.state, self._assignment()
+        up, down = state.traffic if phase == "evaluate" else (0, 0)
+        sites: dict[str, SiteSummary] = {}
+        for gateway in state.asked:
+            report = state.reports.get(gateway)
+            if phase == "evaluate":
+                score = state.scores.get(gateway, {}).get(assignment[gateway], NO_SCORE)
+                accuracy = score.accuracy if score.count else None
+                sites[gateway] = SiteSummary(
+                    cluster=assignment[gateway], accuracy=accuracy, holdout=score.count
+                )
+            elif report is None:
+                why = state.refused.get(gateway, "no report")
+                sites[gateway] = SiteSummary(cluster=assignment[gateway], void=why)
+            else:
+                sites[gateway] = report.summary
+                up, down = up + report.up, down + report.down
+        return RoundSummary(
+            round=state.round,
+            phase=phase,
+            seconds=now - state.began,
+            sites=sites,
+            active_clusters=len(set(assignment.values())),
+            up_bytes=up,
+            down_bytes=down,
+            reassigned=moved,
+        )
+
+    def _tell(self, summary: RoundSummary) -> list[Action]:
+        self.state.last = summary
+        detail: dict[str, Any] = msgspec.to_builtins(summary)
+        return [Log("summary", summary.phase, summary.round, detail), self.status(self.state.phase)]
+
+    def _hashes(self) -> dict[str, Any]:
+        return {"parts": {name: ref.hash for name, ref in sorted(self.state.parts.items())}}
+
+    def _receipt(self, gateway: str, kind: str, round: int, accepted: bool, reason: str = "") -> Send:
+        receipt = Receipt(kind=kind, round=round, accepted=accepted, reason=reason[:400])
+        return Send(Channel("receipt", gateway), receipt)
+
+
+def _task_key(gateway: str) -> str:
+    return f"task:{gateway}"
+
+
+def _by_content(parts: Mapping[str, PartRef]) -> list[PartRef]:
+    return [parts[name] for name in sorted(parts)]

@@ -1,0 +1,29 @@
+"""How long a round may take: twice the 90th percentile of past rounds, within configured bounds.
+
+A deadline travels as a duration and each tier leaves the one above time to close, so that a dead device
+costs its own update and not its gateway's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+HISTORY = 20
+SHARE = 0.9
+"""A tier passes this share of its own deadline down."""
+FIRST_FACTOR = 10.0
+"""The first round knows nothing: ten times the lower bound (models load, caches are cold)."""
+
+
+def adaptive(past: Sequence[float], lower: float, upper: float) -> float:
+    """Seconds for the next round, from the seconds of past ones."""
+    if not past:
+        return min(upper, FIRST_FACTOR * lower)
+    ordered = sorted(past)
+    ninetieth = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
+    return min(upper, max(lower, 2.0 * ninetieth))
+
+
+def share(seconds: float) -> float:
+    """What is passed down of a deadline."""
+    return SHARE * seconds

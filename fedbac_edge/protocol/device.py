@@ -1,0 +1,321 @@
+r"""A device's state machine: take a task, fetch its parts, work, answer until the receipt comes.
+
+    idle --task--> fetching --parts here--> working --done--> answered --receipt--> done
+                                     \--no data, deadline, failure--> declined
+
+A newer task replaces whatever goes on; an older or known one is answered again from what is stored. The
+answer is sent again until its receipt, so it counts once whatever the link does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Literal
+
+import msgspec
+
+from fedbac_edge import __version__
+from fedbac_edge.protocol.engine import (
+    Action,
+    Channel,
+    Evaluated,
+    EvaluateJob,
+    Event,
+    Fetched,
+    Hello,
+    Job,
+    JobFailed,
+    Leaf,
+    Log,
+    Received,
+    Send,
+    Settle,
+    Started,
+    StopWork,
+    TimerFired,
+    Trained,
+    TrainJob,
+    Work,
+)
+from fedbac_edge.protocol.messages import (
+    DeviceScores,
+    DeviceStatus,
+    DeviceUpdate,
+    EvaluateTask,
+    PartRef,
+    Parts,
+    Receipt,
+    Spec,
+    TaskReply,
+    TrainTask,
+)
+
+ANSWER = "answer"
+Phase = Literal["idle", "fetching", "working", "answered", "done", "declined"]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device tells about itself: counts of samples it trains on, of labels, of its hold-out."""
+
+    samples: int
+    labelled: int
+    holdout: int
+    hardware: str = ""
+
+
+class DeviceState(msgspec.Struct, kw_only=True):
+    """All that a device remembers between events."""
+
+    instance: str
+    session: int = 0
+    phase: Phase = "idle"
+    task: TrainTask | EvaluateTask | None = None
+    served: Parts = {}
+    """The parts of the last training task: what this device served, and scores again a round later."""
+    why: str = ""
+    """Why the task was declined."""
+    received: int = 0
+    """Bytes fetched for the current task."""
+    began: float = 0.0
+    timers: dict[str, float] = {}
+
+
+def kind_of(task: TrainTask | EvaluateTask) -> str:
+    """ "train" or "evaluate"."""
+    return "train" if isinstance(task, TrainTask) else "evaluate"
+
+
+class Device:
+    """The machine. `seed` is the federation's, `blobs` the store's by content hash."""
+
+    def __init__(
+        self,
+        gateway: str,
+        name: str,
+        seed: int,
+        profile: Profile,
+        blobs: Mapping[str, bytes],
+        state: DeviceState,
+    ) -> None:
+        self.gateway, self.name, self.seed = gateway, name, seed
+        self.profile, self.blobs, self.state = profile, blobs, state
+
+    # --- what the runner asks ---
+
+    def timers(self) -> Mapping[str, float]:
+        """The deadline of the current task."""
+        return self.state.timers
+
+    def wanted(self) -> Mapping[str, PartRef]:
+        """Parts of the task that are not here yet."""
+        if self.state.phase != "fetching" or self.state.task is None:
+            return {}
+        return {ref.hash: ref for ref in _needs(self.state.task) if ref.hash not in self.blobs}
+
+    def kept(self) -> Set[str]:
+        """The task's parts, and what was served before."""
+        hashes = {ref.hash for ref in self.state.served.values()}
+        if self.state.task is not None:
+            hashes |= {ref.hash for ref in _needs(self.state.task)}
+            if isinstance(self.state.task, TrainTask):
+                hashes |= {ref.hash for ref in self.state.task.previous.values()}
+        return hashes
+
+    def status(self, state: str) -> Send:
+        """The birth message, and with "offline" the will."""
+        message = DeviceStatus(
+            state=state,
+            session=self.state.session,
+            samples=self.profile.samples,
+            labelled=self.profile.labelled,
+            holdout=self.profile.holdout,
+            software=__version__,
+            hardware=self.profile.hardware,
+        )
+        return Send(self._channel("status"), message, retain=True)
+
+    # --- events ---
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """One event in, actions out; see the picture on top."""
+        match event:
+            case Started():
+                self.state.session += 1
+                return [*self._work()] if self.state.phase == "working" else []
+            case Hello():
+                return [self.status("online")]
+            case Received(message=TrainTask() | EvaluateTask() as task):
+                return self._take(task, now)
+            case Received(message=Spec(instance=instance)) if instance != self.state.instance:
+                self.state = DeviceState(instance=instance, session=self.state.session)
+                return [StopWork(), Settle(ANSWER), Log("new federation", instance)]
+            case Received(message=Receipt() as receipt):
+                return self._receipt(receipt)
+            case Fetched():
+                self.state.received += event.size
+                return self._start_when_complete()
+            case Trained() if self._is_current(event.job):
+                return self._answer_update(event, now)
+            case Evaluated() if self._is_current(event.job):
+                return self._answer_scores(event, now)
+            case JobFailed() if self._is_current(event.job):
+                return self._give_up(event.reason)
+            case TimerFired(name="deadline") if self.state.phase in ("fetching", "working"):
+                return self._give_up("the deadline passed")
+        return []
+
+    def _take(self, task: TrainTask | EvaluateTask, now: float) -> list[Action]:
+        state, kind = self.state, kind_of(task)
+        if task.instance != state.instance:
+            return [Log("foreign task", kind, task.round, {"instance": task.instance})]
+        if state.task is not None:
+            if _order(task) < _order(state.task):
+                return [Log("stale task", kind, task.round)]
+            if task == state.task:  # known: it goes on, its answer is under way, or it was declined
+                return [self._reply(state.phase != "declined", state.why)]
+        refusal = "no data" if kind == "train" and not self.profile.samples else ""
+        if kind == "evaluate" and not self.profile.holdout:
+            refusal = "no hold-out"
+        abandoned: list[Action] = [StopWork(), Settle(ANSWER)]
+        if isinstance(state.task, TrainTask):
+            state.served = state.task.parts
+        state.task, state.received, state.began, state.why = task, 0, now, refusal
+        state.phase, state.timers = "declined", {}
+        if refusal:
+            return [
+                *abandoned,
+                Log("declined", kind, task.round, {"why": refusal}),
+                self._reply(False, refusal),
+            ]
+        state.phase, state.timers = "fetching", {"deadline": now + task.deadline_s}
+        return [*abandoned, Log("task", kind, task.round), self._reply(True), *self._start_when_complete()]
+
+    def _start_when_complete(self) -> list[Action]:
+        if self.state.phase != "fetching" or self.wanted():
+            return []
+        self.state.phase = "working"
+        return self._work()
+
+    def _work(self) -> list[Action]:
+        task = self.state.task
+        assert task is not None
+        job: Job
+        if isinstance(task, TrainTask):
+            previous = {role: ref.hash for role, ref in task.previous.items()}
+            here = previous if all(hash in self.blobs for hash in previous.values()) else {}
+            job = TrainJob(
+                id=self._job_id(),
+                parts={role: ref.hash for role, ref in task.parts.items()},
+                previous=here,
+                training=task.training,
+                seed=(self.seed, "device", self.name, task.round, "train"),
+            )
+        else:
+            job = EvaluateJob(
+                id=self._job_id(),
+                candidates={
+                    k: {role: ref.hash for role, ref in parts.items()} for k, parts in task.candidates.items()
+                },
+            )
+        return [Work(job)]
+
+    def _answer_update(self, event: Trained, now: float) -> list[Action]:
+        task = self.state.task
+        assert isinstance(task, TrainTask)
+        update = DeviceUpdate(
+            device=self.name,
+            round=task.round,
+            base={role: ref.hash for role, ref in task.parts.items()},
+            parts=dict(event.parts),
+            samples=event.samples,
+            data=event.data,
+            loss=event.loss,
+            holdout=event.holdout,
+            previous=event.previous,
+            received=self.state.received,
+            seconds=now - self.state.began,
+        )
+        detail = {
+            "samples": event.samples,
+            "loss": round(event.loss, 6),
+            "holdout": event.holdout.count,
+            "correct": event.holdout.correct,
+            "seconds": round(now - self.state.began, 3),
+        }
+        return [
+            *self._answered(),
+            Log("trained", "", task.round, detail),
+            Send(self._channel("update"), update, ANSWER),
+        ]
+
+    def _answer_scores(self, event: Evaluated, now: float) -> list[Action]:
+        task = self.state.task
+        assert isinstance(task, EvaluateTask)
+        scores = DeviceScores(
+            device=self.name,
+            round=task.round,
+            scores=dict(event.scores),
+            received=self.state.received,
+            seconds=now - self.state.began,
+        )
+        return [
+            *self._answered(),
+            Log("evaluated", "", task.round),
+            Send(self._channel("update"), scores, ANSWER),
+        ]
+
+    def _answered(self) -> list[Action]:
+        self.state.phase, self.state.timers = "answered", {}
+        return []
+
+    def _receipt(self, receipt: Receipt) -> list[Action]:
+        task = self.state.task
+        if (
+            task is None
+            or self.state.phase != "answered"
+            or (receipt.kind, receipt.round) != (kind_of(task), task.round)
+        ):
+            return []
+        self.state.phase = "done"
+        detail = {"accepted": receipt.accepted, "why": receipt.reason}
+        return [Settle(ANSWER), Log("receipt", receipt.kind, receipt.round, detail)]
+
+    def _give_up(self, reason: str) -> list[Action]:
+        task = self.state.task
+        assert task is not None
+        self.state.phase, self.state.timers, self.state.why = "declined", {}, reason[:400]
+        return [
+            StopWork(),
+            Log("gave up", kind_of(task), task.round, {"why": reason}),
+            self._reply(False, reason),
+        ]
+
+    # --- small things ---
+
+    def _reply(self, accepted: bool, reason: str = "") -> Send:
+        task = self.state.task
+        assert task is not None
+        reply = TaskReply(kind=kind_of(task), round=task.round, accepted=accepted, reason=reason[:400])
+        return Send(self._channel("reply"), reply)
+
+    def _is_current(self, job: str) -> bool:
+        return self.state.phase == "working" and job == self._job_id()
+
+    def _job_id(self) -> str:
+        task = self.state.task
+        return "" if task is None else f"{kind_of(task)}-{task.round}"
+
+    def _channel(self, leaf: Leaf) -> Channel:
+        return Channel(leaf, self.gateway, self.name)
+
+
+def _needs(task: TrainTask | EvaluateTask) -> list[PartRef]:
+    """The parts without which the task cannot be done."""
+    if isinstance(task, TrainTask):
+        return list(task.parts.values())
+    return [ref for parts in task.candidates.values() for ref in parts.values()]
+
+
+def _order(task: TrainTask | EvaluateTask) -> tuple[int, int]:
+    """Tasks in time: the evaluation of a round comes after its training."""
+    return (task.round, isinstance(task, EvaluateTask))

@@ -1,0 +1,222 @@
+"""Events that a state machine is told, actions that it answers with, and what every machine offers.
+
+A machine is a function of its state: `handle(event, now)` changes the state and returns actions; whoever
+runs it (`node`) stores state and actions in one transaction before anything leaves the process. `now` is
+in seconds, monotonic, and goes on after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from fedbac_edge.learning.settings import LocalTraining
+from fedbac_edge.protocol.messages import Message, PartRef, Score
+
+Leaf = Literal["spec", "status", "task", "reply", "update", "receipt"]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One leaf of the topic tree: the cloud's ("spec", "status"), a gateway's, or a device's."""
+
+    leaf: Leaf
+    gateway: str = ""
+    device: str = ""
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started:
+    """The process came up: first start, or after a crash with the state read back."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Say who is here: the link is up (again), or it is time; a will may have said otherwise."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message arrived on `channel`; `size` is its payload in bytes."""
+
+    channel: Channel
+    message: Message
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The wanted part with this hash is in the store; `size` bytes came over the link for it."""
+
+    hash: str
+    size: int
+
+
+@dataclass(frozen=True)
+class TimerFired:
+    """The named timer of the machine's state is due."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The training job `job` ended: role -> canonical bytes of the trained part."""
+
+    job: str
+    parts: Mapping[str, bytes]
+    samples: int
+    data: int
+    loss: float
+    holdout: Score
+    previous: Score | None
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The evaluation job `job` ended: candidate -> score."""
+
+    job: str
+    scores: Mapping[int, Score]
+
+
+@dataclass(frozen=True)
+class JobFailed:
+    """The job `job` could not be done; `reason` is a sentence."""
+
+    job: str
+    reason: str
+
+
+Event = Started | Hello | Received | Fetched | TimerFired | Trained | Evaluated | JobFailed
+
+# --- jobs: what a worker does ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Score `parts` and `previous` on the hold-out, then train `parts` (role -> hash of a kept blob)."""
+
+    id: str
+    parts: Mapping[str, str]
+    previous: Mapping[str, str]
+    training: LocalTraining
+    seed: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """Score every candidate: number -> role -> hash of a kept blob."""
+
+    id: str
+    candidates: Mapping[int, Mapping[str, str]]
+
+
+Job = TrainJob | EvaluateJob
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    """Publish `message`. With a `key` it is sent again until `Settle(key)`; a new Send replaces the old."""
+
+    channel: Channel
+    message: Message
+    key: str = ""
+    retain: bool = False
+
+
+@dataclass(frozen=True)
+class Settle:
+    """The message sent under `key` was answered (or is pointless now): stop sending it."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Resend:
+    """Send the message under `key` again now: its receiver has just come up."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Store a blob under its content hash; it stays while the machine's `kept()` names it."""
+
+    hash: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Publish a kept part once, in retained chunks, then its manifest under the part's name."""
+
+    part: PartRef
+    round: int
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Clear the retained chunks of a part that nobody needs any more."""
+
+    hash: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """Start a job off the network thread; a job that still runs is cancelled first."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class StopWork:
+    """Cancel the running job, if any."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line for the ledger: `kind` in a word, `subject` a device, gateway or part."""
+
+    kind: str
+    subject: str = ""
+    round: int = 0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+Action = Send | Settle | Resend | Keep | Announce | Withdraw | Work | StopWork | Log
+
+
+class Machine(Protocol):
+    """What `node` needs of a tier's state machine."""
+
+    @property
+    def state(self) -> Any:
+        """The whole state, a msgspec Struct; `type(state)` decodes what was stored."""
+        ...
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event. Pure but for `state`; reads blobs only by content hash."""
+        ...
+
+    def status(self, state: str) -> Send:
+        """The birth message; with "offline" the will."""
+        ...
+
+    def timers(self) -> Mapping[str, float]:
+        """Timer name -> time at which `TimerFired` is due. The machine removes a timer when it fires."""
+        ...
+
+    def wanted(self) -> Mapping[str, PartRef]:
+        """Hash -> parts to fetch from the bus now."""
+        ...
+
+    def kept(self) -> Set[str]:
+        """Hashes of the blobs that the state still needs; every other blob is collected."""
+        ...

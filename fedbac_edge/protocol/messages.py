@@ -1,0 +1,297 @@
+"""What travels between the tiers, one frozen type per message.
+
+Every message is a MessagePack map with its wire version and its type (`broker.wire`); unknown or missing
+fields are refused. Durations are seconds. Hashes are sha256 in hex. The topic says who sent a message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from fedbac_edge.federation import Federation
+from fedbac_edge.learning.settings import LocalTraining
+
+Name = Annotated[str, Meta(min_length=1, max_length=96)]
+Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Instance = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
+Text = Annotated[str, Meta(max_length=500)]
+Round = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Cluster = Annotated[int, Meta(ge=0, le=1_000_000)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Loss = Annotated[float, Meta(ge=0)]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    """Base of everything on the wire."""
+
+
+class PartRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part by content: `name` of the part, hash and size in bytes of its canonical form."""
+
+    name: Name
+    hash: Hash
+    size: Count
+
+
+Parts = dict[Name, PartRef]
+"""Role -> the part that plays it."""
+
+
+class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model on labelled samples: how many, how many right, summed cross-entropy."""
+
+    count: Count
+    correct: Count
+    loss: Loss
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.count + other.count, self.correct + other.correct, self.loss + other.loss)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers; 0 when there were no samples."""
+        return self.correct / self.count if self.count else 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean cross-entropy; NaN when there were no samples."""
+        return self.loss / self.count if self.count else float("nan")
+
+
+NO_SCORE = Score(0, 0, 0.0)
+
+
+# --- what a federation is -------------------------------------------------------------------------
+
+
+class Spec(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="spec"):
+    """Retained on `spec`: the federation's description and the version of the cloud's software."""
+
+    federation: Federation
+    instance: Instance
+    """Drawn once by the cloud: a federation that starts anew under an old name is another one."""
+    software: Text
+
+
+class Manifest(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="manifest"):
+    """Retained on `model/<part>`: the newest generation of a part, once all its chunks are out."""
+
+    part: PartRef
+    round: Round
+
+
+# --- presence -------------------------------------------------------------------------------------
+
+
+class DeviceStatus(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="device-status"):
+    """Retained on the device's status topic; the will says state "offline" with the same session."""
+
+    state: Text
+    session: Count
+    samples: Count = 0
+    labelled: Count = 0
+    holdout: Count = 0
+    software: Text = ""
+    hardware: Text = ""
+
+
+class GatewayStatus(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-status"):
+    """Retained on the gateway's status topic. `ready`: its members are there, a round can start."""
+
+    state: Text
+    session: Count
+    ready: bool = False
+    devices: Count = 0
+    online: Count = 0
+    round: Round = 0
+    software: Text = ""
+
+
+class SiteSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One site in one round, for people."""
+
+    cluster: Cluster
+    accuracy: float | None = None
+    """Hold-out accuracy of the served model that the round started from; None without hold-outs."""
+    holdout: Count = 0
+    asked: Count = 0
+    answered: Count = 0
+    refused: Count = 0
+    samples: Count = 0
+    void: Text = ""
+
+
+class RoundSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One round (or the final evaluation) as the cloud saw it."""
+
+    round: Round
+    phase: Text
+    seconds: Seconds
+    sites: dict[Name, SiteSummary]
+    active_clusters: Count
+    up_bytes: Count
+    down_bytes: Count
+    reassigned: dict[Name, Cluster] = {}
+
+
+class CloudStatus(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="cloud-status"):
+    """Retained on `cloud/status`: where the campaign stands, and the round that ended last."""
+
+    state: Text
+    session: Count
+    round: Round = 0
+    rounds: Round = 0
+    last: RoundSummary | None = None
+
+
+# --- cloud and gateway ----------------------------------------------------------------------------
+
+
+class GatewayTask(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-task"):
+    """Hold round `round`: choose devices, let them train, report the average."""
+
+    instance: Instance
+    round: Round
+    cluster: Cluster
+    parts: Parts
+    previous: Parts
+    """What the site served one round before, empty when its cluster has changed since."""
+    training: LocalTraining
+    deadline_s: Seconds
+
+
+class GatewayEvaluation(
+    Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-evaluation"
+):
+    """Score every cluster's served model on the site's evaluation data."""
+
+    instance: Instance
+    round: Round
+    candidates: dict[Cluster, Parts]
+    deadline_s: Seconds
+
+
+class Taken(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="taken"):
+    """A gateway has the task of this kind ("train" or "evaluate") and round."""
+
+    kind: Text
+    round: Round
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Payload bytes of a round: `up` from devices, `down` to devices and gateway (models received)."""
+
+    up: Count = 0
+    down: Count = 0
+
+
+class GatewayUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-update"):
+    """A gateway's round: averaged parts, or none with the reason in `void`."""
+
+    round: Round
+    parts: dict[Name, bytes]
+    samples: Count
+    """Samples that the participants really trained on."""
+    data: Count
+    """All training samples of the site, participants or not."""
+    holdout: Score
+    """The round's starting model on the participants' hold-outs."""
+    asked: Count
+    answered: Count
+    refused: Count
+    traffic: Traffic
+    seconds: Seconds
+    void: Text = ""
+
+
+class GatewayScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-scores"):
+    """A gateway's evaluation phase: cluster -> summed score over its devices."""
+
+    round: Round
+    scores: dict[Cluster, Score]
+    answered: Count
+    traffic: Traffic
+    seconds: Seconds
+
+
+# --- gateway and device ---------------------------------------------------------------------------
+
+
+class TrainTask(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="train-task"):
+    """Train the parts of this round and send the update."""
+
+    instance: Instance
+    round: Round
+    parts: Parts
+    previous: Parts
+    training: LocalTraining
+    deadline_s: Seconds
+
+
+class EvaluateTask(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="evaluate-task"):
+    """Score every candidate on the device's hold-out."""
+
+    instance: Instance
+    round: Round
+    candidates: dict[Cluster, Parts]
+    deadline_s: Seconds
+
+
+class TaskReply(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="task-reply"):
+    """A device takes the task, or declines with a reason (busy, no data, battery ...)."""
+
+    kind: Text
+    round: Round
+    accepted: bool
+    reason: Text = ""
+
+
+class DeviceUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="device-update"):
+    """What a device learned in a round."""
+
+    device: Name
+    round: Round
+    base: dict[Name, Hash]
+    """Role -> hash of the part that training started from."""
+    parts: dict[Name, bytes]
+    samples: Count
+    data: Count
+    loss: Loss
+    holdout: Score
+    previous: Score | None
+    """The served model of the round before on the same hold-out, when the device still has it."""
+    received: Count
+    """Bytes of models that the device fetched for this round."""
+    seconds: Seconds
+
+
+class DeviceScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="device-scores"):
+    """Cluster -> score on the device's hold-out."""
+
+    device: Name
+    round: Round
+    scores: dict[Cluster, Score]
+    received: Count
+    seconds: Seconds
+
+
+# --- both links -----------------------------------------------------------------------------------
+
+
+class Receipt(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="receipt"):
+    """The answer to an update or to scores (`kind` "train" or "evaluate"): counted, or why not."""
+
+    kind: Text
+    round: Round
+    accepted: bool
+    reason: Text = ""
+
+
+CloudToGateway = GatewayTask | GatewayEvaluation
+GatewayToCloud = GatewayUpdate | GatewayScores
+GatewayToDevice = TrainTask | EvaluateTask
+DeviceToGateway = DeviceUpdate | DeviceScores

@@ -1,0 +1,209 @@
+"""Runs one node in real time: a bus, a clock, a worker, one thread that owns the store.
+
+The thread takes one thing at a time from the inbox (what the bus says, what the worker finished, a request
+to stop), lets the node handle it, carries out the effects, and only then acknowledges a delivery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from broker.bus import Bus, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
+from fedbac_edge.node import Effect, Node, Publish, StartJob, StopJob, Subscribe, Unsubscribe
+from fedbac_edge.protocol.engine import Event, Job, JobFailed
+from fedbac_edge.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 3600.0
+"""The longest wait when no timer is due."""
+
+
+class Stopped(Exception):
+    """The link is gone for good; the message says why (a namesake took over, access denied ...)."""
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Somebody asked to end."""
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The worker finished a job."""
+
+    event: Event
+
+
+Inbox = queue.SimpleQueue[BusEvent | _Stop | _Done]
+OpenBus = Callable[[queue.SimpleQueue[BusEvent | _Stop | _Done], Will], Bus]
+
+
+class Worker(Protocol):
+    """Does jobs off the network thread, one at a time."""
+
+    def start(self, job: Job, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
+        """Begin a job with the blobs that it names; cancels a running one. `done` may be called anywhere."""
+
+    def cancel(self) -> None:
+        """Stop the running job, if any; its `done` is not called."""
+
+    def close(self) -> None:
+        """End for good; leaves no process or thread."""
+
+
+class Runtime:
+    """One process's main loop. `observe` is called with the node after everything that happened."""
+
+    def __init__(
+        self,
+        store: Store,
+        node: Node,
+        open_bus: OpenBus,
+        worker: Worker | None = None,
+        observe: Callable[[Node], None] = lambda node: None,
+        until: Callable[[Node], bool] = lambda node: False,
+    ) -> None:
+        self._store, self._node, self._worker = store, node, worker
+        self._observe, self._until = observe, until
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._bus = open_bus(self._inbox, node.will(node.machine.status("offline")))
+        self.link = "connecting"
+        """For people: "connected", or why not."""
+
+    def stop(self) -> None:
+        """Ask `run` to end; may be called from anywhere, a signal handler too."""
+        self._inbox.put(_Stop())
+
+    def run(self) -> None:
+        """Run until `until` holds or `stop`; says goodbye on the way out. Raises Stopped."""
+        try:
+            self._carry_out(self._node.start(time.monotonic()))
+            self._bus.start()
+            self._loop()
+        finally:
+            if self._worker is not None:
+                self._worker.close()
+            self._say_goodbye()
+
+    def _loop(self) -> None:
+        while not self._settled():
+            due = self._node.due()
+            wait = IDLE_S if due is None else max(0.0, due - time.monotonic())
+            try:
+                event = self._inbox.get(timeout=min(wait, IDLE_S))
+            except queue.Empty:
+                self._carry_out(self._node.tick(time.monotonic()))
+            else:
+                if isinstance(event, _Stop):
+                    return
+                self._take(event)
+                if (due := self._node.due()) is not None and due <= time.monotonic():
+                    self._carry_out(self._node.tick(time.monotonic()))
+            self._observe(self._node)
+
+    def _settled(self) -> bool:
+        """Done, and the broker has all that was to be said."""
+        return self._until(self._node) and not self._node.unsent()
+
+    def _take(self, event: BusEvent | _Done) -> None:
+        now = time.monotonic()
+        match event:
+            case Delivery(topic, payload, _, ticket):
+                self._carry_out(self._node.delivered(topic, payload, now))
+                self._bus.acknowledge(ticket)
+            case Published(token, refused):
+                if refused:
+                    log.warning("the broker refused a message: %s", refused)
+                self._carry_out(self._node.published(token, refused))
+            case Connected(session_present, maximum_packet):
+                self.link = "connected"
+                self._carry_out(self._node.connected(session_present, maximum_packet, now))
+            case Disconnected(reason, final):
+                self.link = reason
+                self._node.disconnected()
+                if final:
+                    raise Stopped(reason)
+                log.info("%s", reason)
+            case Subscribed(filter, granted):
+                if not granted:
+                    log.error("the broker denies the topic %s: check its access list", filter)
+            case _Done(done):
+                self._carry_out(self._node.finished(done, now))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Publish(topic, payload, retain, token):
+                    self._bus.publish(topic, payload, retain, token)
+                case Subscribe(filter):
+                    self._bus.subscribe(filter)
+                case Unsubscribe(filter):
+                    self._bus.unsubscribe(filter)
+                case StartJob(job):
+                    self._start(job)
+                case StopJob():
+                    if self._worker is not None:
+                        self._worker.cancel()
+
+    def _start(self, job: Job) -> None:
+        if self._worker is None:
+            self._inbox.put(_Done(JobFailed(job.id, "no worker here")))
+        else:
+            self._worker.start(job, self._store.blobs, lambda event: self._inbox.put(_Done(event)))
+
+    def _say_goodbye(self) -> None:
+        if self.link == "connected":
+            will = self._node.will(self._node.machine.status("offline"))
+            self._bus.publish(will.topic, will.payload, retain=True)
+        self._bus.close()
+
+
+@contextlib.contextmanager
+def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `stop`; the handlers that were there come back."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def opened_store(directory: Path, name: str) -> Iterator[Store]:
+    """The store `directory/name.sqlite`, held against a second process. Raises StoreError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(f"the state directory {directory} cannot be used: {error}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreError(
+                f"another process uses {directory / name}.sqlite; stop it, or give this one another --state"
+            ) from None
+        store = Store(directory / f"{name}.sqlite")
+        try:
+            yield store
+        finally:
+            store.close()
+    finally:
+        os.close(lock)

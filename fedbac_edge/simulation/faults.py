@@ -1,0 +1,41 @@
+"""What can go wrong in a simulation, as numbers. All draws come from one seeded generator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Probabilities per packet or job, and times in virtual seconds.
+
+    A *drop* is a packet that is lost although the broker acknowledged it (a full queue, an expired
+    session); only a second sending repairs it. Delays are drawn per packet, so they reorder as well.
+    A *crash* hits a device when it starts a job; it comes back after `restart_s`.
+    """
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    delay_s: float = 0.0
+    """Longest extra delay of a packet."""
+    crash: float = 0.0
+    cut: float = 0.0
+    """Probability per packet that the client's link is cut right then."""
+    restart_s: float = 5.0
+    reconnect_s: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Faults:
+        """From "drop=0.1,crash=0.02,delay=0.5"; raises ValueError with the names that exist."""
+        names = {"drop": "drop", "duplicate": "duplicate", "delay": "delay_s", "crash": "crash", "cut": "cut"}
+        names |= {"restart": "restart_s", "reconnect": "reconnect_s"}
+        values: dict[str, float] = {}
+        for piece in filter(None, text.split(",")):
+            name, _, number = piece.partition("=")
+            if name not in names:
+                raise ValueError(f"no fault is called {name!r}; there are: {', '.join(names)}")
+            values[names[name]] = float(number)
+        return cls(**values)
+
+
+NONE = Faults()

@@ -1,0 +1,266 @@
+"""The virtual world: a clock, a heap of things to come, processes on one in-memory broker.
+
+A process keeps its store when it crashes and loses everything else, as on a real machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from broker.bus import Delivery
+from broker.memory import MemoryBroker
+from fedbac_edge.node import (
+    Effect,
+    Node,
+    Publish,
+    StartJob,
+    StopJob,
+    Subscribe,
+    Unsubscribe,
+)
+from fedbac_edge.protocol.engine import Event, Job
+from fedbac_edge.simulation.faults import NONE, Faults
+from fedbac_edge.store import Store
+
+LATENCY_S = 0.01
+"""One way between a client and the broker."""
+
+Worker = Callable[[Job, Store], tuple[float, Event]]
+"""Does a job: (virtual seconds that it takes, the event at its end)."""
+
+
+@dataclass
+class Process:
+    """One tier's process: how to start it, its disk, and what dies with it."""
+
+    name: str
+    make: Callable[[Store], Node]
+    store: Store
+    worker: Worker | None = None
+    node: Node | None = None
+    life: int = 0
+    """Counts starts; what belongs to an earlier life is void."""
+    link: int = 0
+    """Counts connections in the same way."""
+    connected: bool = False
+    job: int = 0
+    started_jobs: int = 0
+    tick_at: float | None = None
+    filters: list[str] = field(default_factory=list)
+    """Asked for while the link was down."""
+
+
+class World:
+    """Runs processes until told to stop. Deterministic for a seed."""
+
+    def __init__(self, faults: Faults = NONE, seed: int = 0) -> None:
+        self.now = 0.0
+        self.broker = MemoryBroker()
+        self.faults = faults
+        self.processes: dict[str, Process] = {}
+        self.healing = False
+        """True: no new faults, so that a run can end."""
+        self._rng = np.random.default_rng(seed)
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+
+    # --- processes ---
+
+    def add(self, process: Process, at: float = 0.0) -> None:
+        """Start a process at a time."""
+        self.processes[process.name] = process
+        self.at(at, lambda: self.boot(process))
+
+    def boot(self, process: Process) -> None:
+        """Start (again): a new node over the same store, then the link."""
+        process.life += 1
+        process.node = process.make(process.store)
+        process.filters, process.tick_at = [], None
+        self._do(process, process.node.start(self.now))
+        self._connect_later(process)
+
+    def crash(self, name: str, restart_s: float | None = None) -> None:
+        """kill -9: the node is gone, its will is published; it starts again later."""
+        process = self.processes[name]
+        if process.node is None:
+            return
+        self._cut(process)
+        process.node, process.job = None, 0
+        process.life += 1
+        wait = self.faults.restart_s if restart_s is None else restart_s
+        self.at(self.now + wait, lambda: self.boot(process))
+
+    def cut(self, name: str) -> None:
+        """Cut the link of a process; it comes back by itself."""
+        process = self.processes[name]
+        if process.connected:
+            self._cut(process)
+            if process.node is not None:
+                process.node.disconnected()
+                self._connect_later(process)
+
+    def lose_broker_memory(self) -> None:
+        """The broker restarts empty: everybody reconnects to a broker that knows nobody."""
+        for process in self.processes.values():
+            self.cut(process.name)
+        self.broker.lose_memory()
+
+    # --- running ---
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        """Do something at a virtual time."""
+        self._order += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._order, what))
+
+    def run(self, until: Callable[[], bool], limit_s: float = 1e6) -> bool:
+        """Go on until the condition holds; False when `limit_s` virtual seconds or all events are over."""
+        while not until():
+            if not self._heap or self._heap[0][0] > limit_s:
+                return False
+            self.now, _, what = heapq.heappop(self._heap)
+            what()
+        return True
+
+    # --- links ---
+
+    def _connect_later(self, process: Process) -> None:
+        life, wait = process.life, self._draw(self.faults.reconnect_s) if process.link else 0.0
+
+        def connect() -> None:
+            if process.life != life or process.connected or process.node is None:
+                return
+            process.link += 1
+            process.connected = True
+            link = process.link
+            will = process.node.will(process.node.machine.status("offline"))
+            present = self.broker.connect(process.name, will, lambda d: self._down(process, link, d))
+            for filter in process.filters:
+                self.broker.subscribe(process.name, filter)
+            process.filters = []
+            if not present:
+                self._subscribe_all(process)
+            self._do(process, process.node.connected(present, None, self.now))
+
+        self.at(self.now + LATENCY_S + wait, connect)
+
+    def _subscribe_all(self, process: Process) -> None:
+        assert process.node is not None
+        for filter in process.node.subscriptions():
+            self.broker.subscribe(process.name, filter)
+
+    def _cut(self, process: Process) -> None:
+        if process.connected:
+            process.connected = False
+            process.link += 1
+            self.broker.disconnect(process.name)
+
+    def _down(self, process: Process, link: int, delivery: Delivery) -> None:
+        """Broker to client."""
+        if self._happens(self.faults.drop):
+            self.broker.acknowledge(process.name, delivery.ticket)
+            return
+        for _ in range(2 if self._happens(self.faults.duplicate) else 1):
+            self.at(self.now + self._travel(), lambda: self._arrive(process, link, delivery))
+
+    def _arrive(self, process: Process, link: int, delivery: Delivery) -> None:
+        if process.link != link or process.node is None:
+            return  # the broker sends it again on the next connection
+        if self._happens(self.faults.cut):
+            self.cut(process.name)
+            return
+        effects = process.node.delivered(delivery.topic, delivery.payload, self.now)
+        self.broker.acknowledge(process.name, delivery.ticket)
+        self._do(process, effects)
+
+    def _up(self, process: Process, packet: Publish) -> None:
+        """Client to broker, and the broker's acknowledgement back."""
+        life, link = process.life, process.link
+
+        def arrive() -> None:
+            if process.life != life:
+                return
+            if process.link != link or not process.connected:
+                self.at(self.now + 0.1, lambda: self._up_again(process, packet, life))
+                return
+            # What is retained is lost only with all of the broker's memory: see lose_broker_memory.
+            if packet.retain or not self._happens(self.faults.drop):
+                for _ in range(2 if self._happens(self.faults.duplicate) else 1):
+                    self.broker.publish(packet.topic, packet.payload, packet.retain)
+            self.at(self.now + LATENCY_S, acknowledged)
+
+        def acknowledged() -> None:
+            if process.life == life and process.node is not None:
+                self._do(process, process.node.published(packet.token))
+
+        self.at(self.now + self._travel(), arrive)
+
+    def _up_again(self, process: Process, packet: Publish, life: int) -> None:
+        """A client library sends again what was under way when the link broke."""
+        if process.life == life:
+            self._up(process, packet)
+
+    # --- effects ---
+
+    def _do(self, process: Process, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Publish():
+                    self._up(process, effect)
+                case Subscribe(filter) if process.connected:
+                    self.broker.subscribe(process.name, filter)
+                case Subscribe(filter):
+                    process.filters.append(filter)
+                case Unsubscribe(filter) if process.connected:
+                    self.broker.unsubscribe(process.name, filter)
+                case StartJob(job):
+                    self._work(process, job)
+                case StopJob():
+                    process.job = 0
+        self._schedule_tick(process)
+
+    def _work(self, process: Process, job: Job) -> None:
+        assert process.worker is not None, f"{process.name} has no worker"
+        process.started_jobs += 1
+        process.job = process.started_jobs
+        number, life = process.job, process.life
+        seconds, event = process.worker(job, process.store)
+        if self._happens(self.faults.crash):
+            self.at(self.now + float(self._rng.uniform(0, seconds)), lambda: self._crash_in(process, life))
+
+        def finished() -> None:
+            if process.job == number and process.life == life and process.node is not None:
+                self._do(process, process.node.finished(event, self.now))
+
+        self.at(self.now + seconds, finished)
+
+    def _crash_in(self, process: Process, life: int) -> None:
+        if process.life == life:
+            self.crash(process.name)
+
+    def _schedule_tick(self, process: Process) -> None:
+        due = None if process.node is None else process.node.due()
+        if due is None or (process.tick_at is not None and process.tick_at <= due):
+            return
+        process.tick_at, life = due, process.life
+
+        def tick() -> None:
+            if process.life == life and process.node is not None and process.tick_at == due:
+                process.tick_at = None
+                self._do(process, process.node.tick(self.now))
+
+        self.at(due, tick)
+
+    # --- chance ---
+
+    def _happens(self, probability: float) -> bool:
+        return probability > 0 and not self.healing and float(self._rng.random()) < probability
+
+    def _draw(self, most: float) -> float:
+        return float(self._rng.uniform(0, most)) if most > 0 else 0.0
+
+    def _travel(self) -> float:
+        return LATENCY_S + (0.0 if self.healing else self._draw(self.faults.delay_s))

@@ -1,0 +1,339 @@
+"""What a process must not forget: one SQLite file, one transaction per event.
+
+Tables: `state` (the machine), `outbox` (what is to be published and what awaits an answer), `retained` (the
+topics that this process owns), `blobs` (by content hash), `spool` (chunks of payloads still arriving),
+`ledger` (append-only: why anything happened). WAL with synchronous=FULL: what was committed survives a
+kill -9 and a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+_MIGRATIONS: dict[int, str] = {
+    1: """
+    CREATE TABLE state (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+    CREATE TABLE outbox (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        key TEXT NOT NULL,              -- '' once published is done; else stays until settled
+        topic TEXT NOT NULL,
+        payload BLOB,                   -- NULL: the blob with the hash in `blob`
+        blob TEXT NOT NULL DEFAULT '',
+        retain INTEGER NOT NULL,
+        kind TEXT NOT NULL              -- 'message' or 'part' (chunks under blob/<hash>/)
+    );
+    CREATE UNIQUE INDEX outbox_key ON outbox (key) WHERE key <> '';
+    CREATE TABLE retained (
+        topic TEXT PRIMARY KEY, payload BLOB, blob TEXT NOT NULL, kind TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE blobs (hash TEXT PRIMARY KEY, data BLOB NOT NULL);
+    CREATE TABLE spool (
+        topic TEXT NOT NULL, transfer TEXT NOT NULL, number INTEGER NOT NULL, count INTEGER NOT NULL,
+        size INTEGER NOT NULL, arrived REAL NOT NULL, data BLOB NOT NULL,
+        PRIMARY KEY (topic, transfer, number)
+    );
+    CREATE TABLE ledger (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, wall REAL NOT NULL, round INTEGER NOT NULL, kind TEXT NOT NULL,
+        subject TEXT NOT NULL, detail TEXT NOT NULL
+    );
+    CREATE INDEX ledger_round ON ledger (round);
+    """,
+}
+
+
+class StoreError(RuntimeError):
+    """The store cannot be used; the message says which file and what to do."""
+
+
+@dataclass(frozen=True)
+class OutboxRow:
+    """One publication that is still to be made or still awaits its answer."""
+
+    id: int
+    key: str
+    topic: str
+    payload: bytes | None
+    blob: str
+    retain: bool
+    kind: str
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One line of the ledger; `wall` in seconds since 1970."""
+
+    id: int
+    wall: float
+    round: int
+    kind: str
+    subject: str
+    detail: dict[str, Any]
+
+
+class Blobs(Mapping[str, bytes]):
+    """Read-only view of the store's blobs by content hash. Reading is a pure function of the hash."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __getitem__(self, hash: str) -> bytes:
+        row = self._connection.execute("SELECT data FROM blobs WHERE hash = ?", (hash,)).fetchone()
+        if row is None:
+            raise KeyError(hash)
+        data: bytes = row[0]
+        return data
+
+    def __contains__(self, hash: object) -> bool:
+        return self._connection.execute("SELECT 1 FROM blobs WHERE hash = ?", (hash,)).fetchone() is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([row[0] for row in self._connection.execute("SELECT hash FROM blobs ORDER BY hash")])
+
+    def __len__(self) -> int:
+        count: int = self._connection.execute("SELECT COUNT(*) FROM blobs").fetchone()[0]
+        return count
+
+
+class Store:
+    """The store of one process. Not thread-safe: only the thread that made it may use it."""
+
+    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
+        """Open or create the file at `path`; None keeps everything in memory (simulation)."""
+        self._thread = threading.get_ident()
+        self._connection = _connect(path, read_only)
+        try:
+            self._migrate(path, read_only)
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise StoreError(f"{path} is not a store of this software ({error}); move it away") from error
+        self.blobs = Blobs(self._connection)
+
+    def close(self) -> None:
+        """Close the file; the WAL is folded in."""
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing: commit at the end, roll back on an exception."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    # --- state ---
+
+    def read(self, key: str) -> bytes | None:
+        """The value stored under `key`, or None."""
+        row = self._connection.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def write(self, key: str, value: bytes) -> None:
+        """Store `value` under `key`."""
+        self._connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, value))
+
+    # --- blobs ---
+
+    def keep_blob(self, hash: str, data: bytes) -> None:
+        """Store a blob; a second time is free."""
+        self._connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (hash, data))
+
+    def collect_blobs(self, kept: set[str]) -> int:
+        """Delete every blob that is neither in `kept` nor waiting in outbox or retained; how many went."""
+        needed = kept | {
+            row[0]
+            for table in ("outbox", "retained")
+            for row in self._connection.execute(f"SELECT blob FROM {table} WHERE blob <> ''")
+        }
+        gone = [hash for hash in self.blobs if hash not in needed]
+        self._connection.executemany("DELETE FROM blobs WHERE hash = ?", [(hash,) for hash in gone])
+        return len(gone)
+
+    # --- outbox ---
+
+    def post(
+        self,
+        topic: str,
+        payload: bytes | None,
+        *,
+        key: str = "",
+        blob: str = "",
+        retain: bool = False,
+        kind: str = "message",
+    ) -> int:
+        """Add a publication; under a key it replaces the one that was there. Returns its id."""
+        if key:
+            self.settle(key)
+        cursor = self._connection.execute(
+            "INSERT INTO outbox (key, topic, payload, blob, retain, kind) VALUES (?, ?, ?, ?, ?, ?)",
+            (key, topic, payload, blob, int(retain), kind),
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def settle(self, key: str) -> int | None:
+        """Remove the publication under `key`; its id, or None when there was none."""
+        row = self._connection.execute("SELECT id FROM outbox WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        self.remove(row[0])
+        identifier: int = row[0]
+        return identifier
+
+    def remove(self, id: int) -> None:
+        """Remove one publication."""
+        self._connection.execute("DELETE FROM outbox WHERE id = ?", (id,))
+
+    def outbox(self, after: int = 0, limit: int = 1_000_000) -> list[OutboxRow]:
+        """Publications with an id over `after`, in order."""
+        rows = self._connection.execute(
+            "SELECT id, key, topic, payload, blob, retain, kind FROM outbox WHERE id > ? ORDER BY id LIMIT ?",
+            (after, limit),
+        )
+        return [OutboxRow(i, k, t, p, b, bool(r), n) for i, k, t, p, b, r, n in rows]
+
+    def withdraw(self, topic: str) -> list[int]:
+        """Remove the publications to `topic`; their ids."""
+        ids = [row[0] for row in self._connection.execute("SELECT id FROM outbox WHERE topic = ?", (topic,))]
+        for id in ids:
+            self.remove(id)
+        return ids
+
+    def outbox_row(self, id: int) -> OutboxRow | None:
+        """One publication by id."""
+        rows = self.outbox(after=id - 1, limit=1)
+        return rows[0] if rows and rows[0].id == id else None
+
+    def outbox_id(self, key: str) -> int | None:
+        """The id of the publication under `key`."""
+        row = self._connection.execute("SELECT id FROM outbox WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    # --- retained topics that this process owns ---
+
+    def own(self, topic: str, payload: bytes | None, blob: str = "", kind: str = "message") -> None:
+        """Remember what this process keeps retained on `topic` (chunks of a part: its blob/<hash> prefix)."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?)", (topic, payload, blob, kind)
+        )
+
+    def disown(self, topic: str) -> None:
+        """Forget a retained topic."""
+        self._connection.execute("DELETE FROM retained WHERE topic = ?", (topic,))
+
+    def owned(self) -> list[tuple[str, bytes | None, str, str]]:
+        """(topic, payload, blob, kind) of every retained topic, parts first."""
+        return list(
+            self._connection.execute(
+                "SELECT topic, payload, blob, kind FROM retained ORDER BY kind <> 'part', topic"
+            )
+        )
+
+    # --- spool ---
+
+    def spool(
+        self, topic: str, transfer: str, index: int, count: int, size: int, now: float, data: bytes
+    ) -> bool:
+        """Store one arriving chunk; True when the payload is complete.
+
+        A sender that starts over with another cut (count or size) starts over here too; per topic the
+        four newest transfers are kept, so that a stranger cannot fill the disk.
+        """
+        place = (topic, transfer)
+        self._connection.execute(
+            "DELETE FROM spool WHERE topic = ? AND transfer = ? AND (count <> ? OR size <> ?)",
+            (*place, count, size),
+        )
+        self._connection.execute(
+            "INSERT OR IGNORE INTO spool VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*place, index, count, size, now, data),
+        )
+        here: int = self._connection.execute(
+            "SELECT COUNT(*) FROM spool WHERE topic = ? AND transfer = ?", place
+        ).fetchone()[0]
+        if here == 1:
+            self._connection.execute(
+                """DELETE FROM spool WHERE topic = ?1 AND transfer NOT IN (
+                       SELECT transfer FROM spool WHERE topic = ?1
+                       GROUP BY transfer ORDER BY MAX(arrived) DESC LIMIT 4)""",
+                (topic,),
+            )
+        return here == count
+
+    def unspool(self, topic: str, transfer: str) -> list[bytes]:
+        """Take a payload's chunks out of the spool, in order."""
+        place = (topic, transfer)
+        rows = self._connection.execute(
+            "SELECT data FROM spool WHERE topic = ? AND transfer = ? ORDER BY number", place
+        ).fetchall()
+        self._connection.execute("DELETE FROM spool WHERE topic = ? AND transfer = ?", place)
+        return [row[0] for row in rows]
+
+    def expire_spool(self, before: float) -> None:
+        """Drop the chunks of transfers whose last chunk arrived earlier than `before`."""
+        self._connection.execute(
+            """DELETE FROM spool WHERE (topic, transfer) IN (
+                   SELECT topic, transfer FROM spool GROUP BY topic, transfer HAVING MAX(arrived) < ?)""",
+            (before,),
+        )
+
+    # --- ledger ---
+
+    def log(self, wall: float, round: int, kind: str, subject: str, detail: Mapping[str, Any]) -> None:
+        """Append one line to the ledger."""
+        self._connection.execute(
+            "INSERT INTO ledger (wall, round, kind, subject, detail) VALUES (?, ?, ?, ?, ?)",
+            (wall, round, kind, subject, json.dumps(detail, sort_keys=True)),
+        )
+
+    def ledger(self, kind: str | None = None, round: int | None = None, after: int = 0) -> list[LedgerLine]:
+        """Lines of the ledger in order, by kind and round when given."""
+        rows = self._connection.execute(
+            """SELECT id, wall, round, kind, subject, detail FROM ledger
+               WHERE id > ?1 AND (?2 IS NULL OR kind = ?2) AND (?3 IS NULL OR round = ?3) ORDER BY id""",
+            (after, kind, round),
+        )
+        return [LedgerLine(i, w, r, k, s, json.loads(d)) for i, w, r, k, s, d in rows]
+
+    def _migrate(self, path: Path | None, read_only: bool) -> None:
+        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{path} was written by newer software: store version {version}, this one knows "
+                f"{SCHEMA_VERSION}; update this software"
+            )
+        if read_only:
+            return
+        for step in range(version + 1, SCHEMA_VERSION + 1):
+            self._connection.executescript(
+                f"BEGIN; {_MIGRATIONS[step]} PRAGMA user_version = {step}; COMMIT;"
+            )
+
+
+def _connect(path: Path | None, read_only: bool) -> sqlite3.Connection:
+    """Autocommit connection (transactions are ours), WAL, synchronous=FULL."""
+    if path is None:
+        return sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        if read_only:
+            if not path.exists():
+                raise StoreError(f"there is no store {path}")
+            return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=10)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"the store {path} cannot be opened: {error}") from error
+    return connection

@@ -1,0 +1,91 @@
+"""The three tiers, ready to run: state machine, store and topics put together.
+
+What a tier listens to stands here in one place; `runtime` and `simulation` start tiers from here alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from broker import topics
+from fedbac_edge.federation import Federation
+from fedbac_edge.node import Node
+from fedbac_edge.protocol import messages
+from fedbac_edge.protocol.cloud import Cloud, CloudState
+from fedbac_edge.protocol.device import Device, DeviceState, Profile
+from fedbac_edge.protocol.gateway import Gateway, GatewayState
+from fedbac_edge.store import Store, StoreError
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def cloud(federation: Federation, instance: str, store: Store, wall: Callable[[], float] = time.time) -> Node:
+    """The cloud of `federation`. `instance` (8 hex digits) names it when the store is new.
+
+    Raises StoreError when the store belongs to a federation with other settings.
+    """
+    stored = store.read("federation")
+    written = msgspec.msgpack.encode(federation)
+    if stored is None:
+        with store.transaction():
+            store.write("federation", written)
+    elif stored != written:
+        raise StoreError(
+            f"this store belongs to a run of {federation.name!r} with other settings; "
+            "use another --state, or put the settings back"
+        )
+    machine = Cloud(federation, store.blobs, _state(store, CloudState) or CloudState(instance=instance))
+    name = federation.name
+    listens: dict[str, tuple[type[messages.Message], ...]] = {
+        topics.edge_filter(name, "status"): (messages.GatewayStatus,),
+        topics.edge_filter(name, "reply"): (messages.Taken,),
+        topics.edge_filter(name, "update"): (messages.GatewayUpdate, messages.GatewayScores),
+    }
+    return Node(machine, store, name, listens, wall)
+
+
+def gateway(federation: str, name: str, store: Store, wall: Callable[[], float] = time.time) -> Node:
+    """The gateway `name`; what the federation is, it learns from the bus."""
+    listens: dict[str, tuple[type[messages.Message], ...]] = {
+        topics.spec(federation): (messages.Spec,),
+        topics.edge(federation, name, "task"): (messages.GatewayTask, messages.GatewayEvaluation),
+        topics.edge(federation, name, "receipt"): (messages.Receipt,),
+        topics.device_filter(federation, name, "status"): (messages.DeviceStatus,),
+        topics.device_filter(federation, name, "reply"): (messages.TaskReply,),
+        topics.device_filter(federation, name, "update"): (messages.DeviceUpdate, messages.DeviceScores),
+    }
+    return Node(Gateway(name, store.blobs, _state(store, GatewayState)), store, federation, listens, wall)
+
+
+def device(
+    spec: messages.Spec,
+    gateway: str,
+    name: str,
+    profile: Profile,
+    store: Store,
+    wall: Callable[[], float] = time.time,
+) -> Node:
+    """The device `name` at `gateway`, in the federation that `spec` describes."""
+    federation = spec.federation.name
+    state = _state(store, DeviceState) or DeviceState(instance=spec.instance)
+    if state.instance != spec.instance:
+        state = DeviceState(instance=spec.instance, session=state.session)
+    machine = Device(gateway, name, spec.federation.seed, profile, store.blobs, state)
+    listens: dict[str, tuple[type[messages.Message], ...]] = {
+        topics.spec(federation): (messages.Spec,),
+        topics.device(federation, gateway, name, "task"): (messages.TrainTask, messages.EvaluateTask),
+        topics.device(federation, gateway, name, "receipt"): (messages.Receipt,),
+    }
+    return Node(machine, store, federation, listens, wall)
+
+
+def _state(store: Store, kind: type[S]) -> S | None:
+    stored = store.read("machine")
+    try:
+        return None if stored is None else msgspec.msgpack.decode(stored, type=kind)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"the stored state is not readable as {kind.__name__}: {error}") from error
