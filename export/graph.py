@@ -6,11 +6,9 @@ weights are inside the file, and normalisation and layout are part of the graph.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +16,17 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from export import fusion
+from export.files import write_bytes
 from export.metadata import properties
-from export.served import ExportError, ServedModel, Term
+from export.normalisation import absorb
+from export.served import ExportError, InputKind, ServedModel
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import FloatArray, Part
+from fedbac_edge.parts import FloatArray
 
 OPSET = 17
 IR_VERSION = 8
 DENORMAL = 1e-30
 INPUT = "image"
-InputKind = Literal["uint8", "float"]
 
 
 def build(
@@ -48,19 +47,25 @@ def build(
     if not isinstance(lenet, LeNet):
         raise ExportError(f"no graph is written here for {type(lenet).__name__}; export it through torch")
     nodes = Nodes()
-    shape: list[int | str] = ["N", *lenet.input_shape]
-    if input_kind == "uint8":
-        channels, height, width = lenet.input_shape
-        shape = ["N", height, width, channels]
-    raw = absorb_normalisation(model) if input_kind == "uint8" else model
-    source = _pixels(nodes, lenet) if input_kind == "uint8" else INPUT
-    write_layers = _fused if fuse and len(model.terms) > 1 else _branches
+    raw = absorb(model) if input_kind == "uint8" else model
+    source = pixels(nodes, lenet) if input_kind == "uint8" else INPUT
+    write_layers = fused if fuse and len(model.terms) > 1 else _branches
     outputs = write_layers(nodes, source, raw, lenet, input_kind, part_logits)
+    return assemble(nodes, model, input_kind, {name: ["N", lenet.classes] for name in outputs})
+
+
+def assemble(
+    nodes: Nodes, model: ServedModel, input_kind: InputKind, outputs: dict[str, Sequence[str | int]]
+) -> onnx.ModelProto:
+    """A checked model file of the nodes written so far, its metadata that of `model`."""
+    channels, height, width = model.architecture.input_shape
+    raw = input_kind == "uint8"
+    shape: list[int | str] = ["N", height, width, channels] if raw else ["N", channels, height, width]
     graph = helper.make_graph(
         nodes.nodes,
         "served",
-        [helper.make_tensor_value_info(INPUT, _element(input_kind), shape)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", lenet.classes]) for name in outputs],
+        [helper.make_tensor_value_info(INPUT, TensorProto.UINT8 if raw else TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in outputs.items()],
         nodes.weights,
     )
     proto = helper.make_model(
@@ -77,41 +82,6 @@ def build(
 def write(proto: onnx.ModelProto, path: str | Path) -> Path:
     """Write one self-contained file; a reader sees the old file or the whole new one, never a part."""
     return write_bytes(proto.SerializeToString(deterministic=True), path)
-
-
-def write_bytes(data: bytes, path: str | Path) -> Path:
-    """Replace `path` by `data` in one step, flushed to the disk first."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
-
-
-def absorb_normalisation(model: ServedModel) -> ServedModel:
-    """The same logits from pixels 0..255: w' = w / (255 std), b' = b - sum(w mean / std).
-
-    Exact because the first convolution is not padded: every tap sees a pixel. Computed in float64.
-    """
-    mean = np.asarray(model.mean, np.float64)
-    std = np.asarray(model.std, np.float64)
-    terms = []
-    for term in model.terms:
-        weight = term.part["conv1.weight"].astype(np.float64) / std[None, :, None, None]
-        shift = (weight * mean[None, :, None, None]).sum(axis=(1, 2, 3))
-        part: Part = dict(term.part)
-        part["conv1.weight"] = (weight / 255.0).astype(np.float32)
-        part["conv1.bias"] = (term.part["conv1.bias"] - shift).astype(np.float32)
-        terms.append(Term(term.name, part, term.coefficient))
-    return ServedModel(model.architecture, tuple(terms), model.mean, model.std, model.classes, model.metadata)
 
 
 class Nodes:
@@ -135,11 +105,7 @@ class Nodes:
         return output
 
 
-def _element(input_kind: InputKind) -> int:
-    return int(TensorProto.UINT8 if input_kind == "uint8" else TensorProto.FLOAT)
-
-
-def _pixels(nodes: Nodes, lenet: LeNet) -> str:
+def pixels(nodes: Nodes, lenet: LeNet) -> str:
     """Raw (N, height, width, channels) as a one-channel image (N, 1, height, width * channels).
 
     Only a reshape: the first convolution steps over `channels` columns at a time, so nothing is transposed.
@@ -159,10 +125,10 @@ def _first(
         out, channels, height, width = weight.shape
         weight = weight.transpose(0, 2, 3, 1).reshape(out, 1, height, width * channels)
         strides = [1, channels]
-    return _convolution(nodes, source, name, weight, bias, strides=strides)
+    return convolution(nodes, source, name, weight, bias, strides=strides)
 
 
-def _convolution(
+def convolution(
     nodes: Nodes,
     source: str,
     name: str,
@@ -173,6 +139,7 @@ def _convolution(
     strides: Sequence[int] = (1, 1),
     pool: bool = True,
 ) -> str:
+    """Convolution (out, in / group, kh, kw), ReLU, and pooling by two unless `pool` is False."""
     inputs = [source, nodes.weight(f"{name}.weight", weight), nodes.weight(f"{name}.bias", bias)]
     kernel = list(weight.shape[2:])
     out = nodes.add("Conv", inputs, name, group=group, strides=list(strides), kernel_shape=kernel)
@@ -196,7 +163,7 @@ def _branches(
     for term in model.terms:
         name, part = term.name, term.part
         x = _first(nodes, source, f"{name}/conv1", part["conv1.weight"], part["conv1.bias"], input_kind)
-        x = _convolution(nodes, x, f"{name}/conv2", part["conv2.weight"], part["conv2.bias"])
+        x = convolution(nodes, x, f"{name}/conv2", part["conv2.weight"], part["conv2.bias"])
         x = nodes.add("Flatten", [x], f"{name}/features")
         for layer in ("fc1", "fc2"):
             weight, bias = part[f"{layer}.weight"], part[f"{layer}.bias"]
@@ -211,15 +178,15 @@ def _branches(
     return ["logits", *branches] if part_logits else ["logits"]
 
 
-def _fused(
+def fused(
     nodes: Nodes, source: str, model: ServedModel, lenet: LeNet, input_kind: InputKind, part_logits: bool
 ) -> list[str]:
     """All parts in one pass (see `export.fusion`); part logits are further rows of the last product."""
     weights = fusion.fuse(model, lenet)
     x = _first(nodes, source, "conv1", weights.conv1, weights.bias1, input_kind)
-    x = _convolution(nodes, x, "conv2", weights.conv2, weights.bias2, group=weights.groups2)
-    x = _convolution(nodes, x, "fc1", weights.fc1, weights.fc1_bias, group=weights.groups, pool=False)
-    x = _convolution(nodes, x, "fc2", weights.fc2, weights.fc2_bias, group=weights.groups, pool=False)
+    x = convolution(nodes, x, "conv2", weights.conv2, weights.bias2, group=weights.groups2)
+    x = convolution(nodes, x, "fc1", weights.fc1, weights.fc1_bias, group=weights.groups, pool=False)
+    x = convolution(nodes, x, "fc2", weights.fc2, weights.fc2_bias, group=weights.groups, pool=False)
     x = nodes.add("Flatten", [x], "features")
     matrix: FloatArray = np.stack(weights.last).sum(axis=0, dtype=np.float32)
     bias: FloatArray = np.stack(weights.last_bias).sum(axis=0, dtype=np.float32)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
     from fedbac_edge.models.catalog import Architecture
     from fedbac_edge.parts import Part
+
+InputKind = Literal["uint8", "float"]
+"""Raw images (N, height, width, channels), or normalised (N, channels, height, width)."""
 
 
 class ExportError(ValueError):

@@ -20,6 +20,7 @@ from export.inspection import MalformedModelError, refers_to_other_files
 
 SIZE_LIMIT = 64 * 2**20
 LARGEST_BATCH = 64
+MOST_PIXELS = 50_000_000
 
 Pixels = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float32]
@@ -91,11 +92,12 @@ class Session:
         models, (height, width) or (N, height, width). Raises InputError for anything else.
         """
         logits = self.logits(images)
-        probabilities = softmax(logits)
         best = logits.argmax(axis=1)
+        # softmax at its largest entry: 1 / sum(exp(logit - largest))
+        probability = 1.0 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
         return [
-            Prediction(self.classes[i], int(i), float(p[i]), row, self.classes)
-            for i, p, row in zip(best, probabilities, logits, strict=True)
+            Prediction(self.classes[i], i, p, row, self.classes)
+            for i, p, row in zip(best.tolist(), probability.tolist(), logits, strict=True)
         ]
 
     def top_k(self, images: npt.ArrayLike, k: int = 3) -> list[list[tuple[str, float]]]:
@@ -118,7 +120,7 @@ class Session:
 
     def run(self, images: npt.ArrayLike, outputs: Sequence[str]) -> list[FloatArray]:
         """The named outputs for `images`, each (N, classes)."""
-        batch = self._batch(images)
+        batch = self.as_batch(images)
         if len(batch) == 1:
             answer: list[FloatArray] = self._session.run(outputs, {self._input: self._encode(batch)})
             return answer
@@ -128,8 +130,8 @@ class Session:
         ]
         return [np.concatenate(column) for column in zip(*pieces, strict=True)]
 
-    def _batch(self, images: npt.ArrayLike) -> Pixels:
-        """`images` as (N, height, width, channels)."""
+    def as_batch(self, images: npt.ArrayLike) -> Pixels:
+        """`images` as `predict` takes them, as (N, height, width, channels); raises InputError."""
         array = np.asarray(images)
         channels, height, width = self.input_shape
         if array.dtype != np.uint8:
@@ -163,12 +165,12 @@ def softmax(logits: FloatArray) -> FloatArray:
 
 
 def session_options() -> ort.SessionOptions:
-    """One thread, which sleeps while it waits; no memory kept per input shape; errors only in the log."""
+    """One thread, which sleeps while it waits; no arena that grows with the shapes it has met."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = False
     options.log_severity_level = 3
     for pool in ("intra_op", "inter_op"):
         options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
@@ -210,9 +212,6 @@ def read_image(path: str | Path, session: Session, *, fit: bool = False) -> Pixe
         raise
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
         raise InputError(f"{path}: not readable as an image ({error})") from error
-
-
-MOST_PIXELS = 50_000_000
 
 
 def _read(model: str | Path | bytes, size_limit: int) -> bytes:

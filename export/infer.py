@@ -1,0 +1,159 @@
+"""`infer`: answers for image files, folders, arrays, and whatever arrives in a watched directory."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from export.session import LARGEST_BATCH, InputError, ModelError, Prediction, Session, read_image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp", ".npy")
+Named = tuple[str, npt.NDArray[np.uint8]]
+
+
+@click.command("infer")
+@click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--model",
+    "model_path",
+    required=True,
+    envvar="FEDBAC_MODEL",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The exported model (.onnx).",
+)
+@click.option(
+    "--watch",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Answer for every file in this directory and for those that arrive, until interrupted.",
+)
+@click.option("--top", default=1, show_default=True, type=click.IntRange(1), help="Labels per image.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per image and line.")
+@click.option("--fit", is_flag=True, help="Resize and convert images that do not fit, instead of refusing.")
+def infer(
+    paths: tuple[Path, ...], model_path: Path, watch: Path | None, top: int, as_json: bool, fit: bool
+) -> None:
+    """Name what is in images: PATHS are image files, .npy arrays of raw pixels, or folders of them.
+
+    Exit code 0 when every image got its answer, 1 when some were refused, 2 when the model was.
+    """
+    if not paths and watch is None:
+        raise click.UsageError("give image files or folders, or a directory to --watch")
+    try:
+        session = Session(model_path)
+    except ModelError as error:
+        click.echo(f"Error: {error}", err=True)
+        raise SystemExit(2) from error
+    refused = answer(session, files(paths), top=top, as_json=as_json, fit=fit)
+    if watch is not None:
+        try:
+            for path in arrivals(watch, threading.Event()):
+                refused += answer(session, [path], top=top, as_json=as_json, fit=fit)
+        except KeyboardInterrupt:
+            pass
+    if refused:
+        raise SystemExit(1)
+
+
+def answer(session: Session, paths: Iterable[Path], *, top: int, as_json: bool, fit: bool) -> int:
+    """Print one line per image, in order; returns how many files were refused (a line each on stderr)."""
+    refused = 0
+    waiting: list[Named] = []
+
+    def flush() -> None:
+        if waiting:
+            predictions = session.predict(np.stack([image for _, image in waiting]))
+            for (name, _), prediction in zip(waiting, predictions, strict=True):
+                click.echo(line(name, prediction, top=top, as_json=as_json))
+            waiting.clear()
+            sys.stdout.flush()
+
+    for path in paths:
+        try:
+            for named in images(path, session, fit=fit):
+                waiting.append(named)
+                if len(waiting) == LARGEST_BATCH:
+                    flush()
+        except InputError as error:
+            flush()
+            refused += 1
+            text = json.dumps({"file": str(path), "error": str(error)}) if as_json else f"refused: {error}"
+            click.echo(text, err=True)
+    flush()
+    return refused
+
+
+def line(name: str, prediction: Prediction, *, top: int, as_json: bool) -> str:
+    """One answer as text, or as a JSON object with file, label, index, probability, logits and top."""
+    ranked = prediction.top_k(top)
+    if not as_json:
+        return f"{name}: " + ", ".join(f"{label} {100 * share:.1f} %" for label, share in ranked)
+    return json.dumps(
+        {
+            "file": name,
+            "label": prediction.label,
+            "index": prediction.index,
+            "probability": round(prediction.probability, 6),
+            "logits": [round(float(value), 6) for value in prediction.logits],
+            "top": [{"label": label, "probability": round(share, 6)} for label, share in ranked],
+        },
+        ensure_ascii=False,
+    )
+
+
+def images(path: Path, session: Session, *, fit: bool = False) -> Iterator[Named]:
+    """(name, pixels) of one file: an image, or a .npy array of one or many (named file[0], file[1], ...)."""
+    if path.suffix.lower() != ".npy":
+        yield str(path), read_image(path, session, fit=fit)
+        return
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        batch = session.as_batch(array)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: {error}") from error
+    for index, image in enumerate(batch):
+        yield (str(path) if len(batch) == 1 else f"{path}[{index}]"), np.array(image)
+
+
+def files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Files as given, and of folders every readable kind inside, in name order."""
+    for path in paths:
+        if path.is_dir():
+            yield from (p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and p.is_file())
+        else:
+            yield path
+
+
+def arrivals(directory: Path, stop: threading.Event, *, interval: float = 0.2) -> Iterator[Path]:
+    """Files of `directory` in name order, then each new or changed one, once it has stopped growing.
+
+    Looks every `interval` seconds until `stop` is set: no file system notifies on every device. Names that
+    begin with a dot are left alone, so that writers can prepare a file under such a name.
+    """
+    done: dict[Path, tuple[int, int]] = {}
+    before: dict[Path, tuple[int, int]] = {}
+    while not stop.is_set():
+        now = dict(_states(directory))
+        for path in sorted(now):
+            if done.get(path) != now[path] and before.get(path) == now[path]:
+                done[path] = now[path]
+                yield path
+        done = {path: state for path, state in done.items() if path in now}
+        before = now
+        stop.wait(interval)
+
+
+def _states(directory: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    for path in directory.iterdir():
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+            try:
+                status = path.stat()
+            except OSError:  # gone again
+                continue
+            yield path, (status.st_size, status.st_mtime_ns)
