@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -12,6 +12,9 @@ from fedbac_edge.parts import Part
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+# Training paths. Equal in the mathematics, not in the last bits: hashes are equal under one of them only.
+Backend = Literal["compiled", "fused", "reference"]
+
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -84,5 +87,5 @@ class Evaluation:
     loss_sum: float
 
 
-class Cancelled(Exception):  # noqa: N818 - not an error: the caller asked for it
+class Cancelled(Exception):
     """Training was stopped between two steps; nothing of it is kept."""

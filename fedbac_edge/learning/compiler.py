@@ -1,0 +1,144 @@
+"""Build the C kernel for one architecture on the machine that runs it, and keep it for the next start.
+
+The compiler is $CC, else cc, gcc or clang. Libraries are kept in $CACHE_DIRECTORY (systemd), $XDG_CACHE_HOME
+or ~/.cache, under names that hash everything they depend on, the processor included, so that a disk moved to
+another board never runs code built for the first one. Only a directory that nobody else can write to is used.
+`FEDBAC_KERNEL=off` turns kernels off. Whatever is missing, the caller gets NoKernel and has other paths.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedbac_edge.models.catalog import LeNet
+
+SOURCE = Path(__file__).with_name("lenet_kernel.c")
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-Wno-psabi")
+# The first that the compiler accepts: x86 and new ARM compilers, other ARM compilers, any.
+PROCESSOR_FLAGS = (("-march=native",), ("-mcpu=native",), ())
+COMPILE_SECONDS = 300  # a small board takes tens of seconds
+
+
+class NoKernel(RuntimeError):
+    """This machine has no compiled kernel; the message says why."""
+
+
+def load_library(model: LeNet) -> ctypes.CDLL:
+    """The kernel library for this architecture, compiled unless an earlier start left it; raises NoKernel."""
+    if os.environ.get("FEDBAC_KERNEL", "").lower() == "off":
+        raise NoKernel("switched off by FEDBAC_KERNEL=off")
+    if os.name != "posix":
+        raise NoKernel(f"kernels are built on POSIX systems only, this is {os.name}")
+    compiler = find_compiler()
+    source = SOURCE.read_bytes()
+    macros = kernel_macros(model)
+    identity = "\n".join([compiler, _version(compiler), *FLAGS, *macros, processor()]).encode()
+    name = f"lenet-{hashlib.sha256(source + identity).hexdigest()[:24]}.so"
+    with _directory() as directory, _only_one(directory / "lock"):
+        path = directory / name
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                path.unlink()  # not a whole library: a full disk, a power cut
+        _compile(compiler, macros, path)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NoKernel(f"the compiled kernel does not load: {error}") from error
+
+
+def find_compiler() -> str:
+    """Path of the C compiler; raises NoKernel."""
+    for candidate in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
+        if found := shutil.which(candidate):
+            return found
+    raise NoKernel("no C compiler (cc, gcc or clang) is installed")
+
+
+def kernel_macros(model: LeNet) -> list[str]:
+    """The macros that `lenet_kernel.c` expects."""
+    names = ("CHANNELS", "HEIGHT", "WIDTH", "WIDTH1", "WIDTH2", "WIDTH3", "WIDTH4", "CLASSES")
+    values = (*model.input_shape, *model.widths, model.classes)
+    return [f"-D{name}={value}" for name, value in zip(names, values, strict=True)]
+
+
+def processor() -> str:
+    """What distinguishes this processor's instruction set from another's."""
+    wanted = ("flags", "features", "model name", "cpu part", "cpu implementer")
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    found = sorted({line for line in lines if line.lower().startswith(wanted)})
+    return "\n".join([platform.machine(), platform.processor(), *found])
+
+
+def _version(compiler: str) -> str:
+    try:
+        answer = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoKernel(f"{compiler} does not run: {error}") from error
+    return answer.stdout
+
+
+def _compile(compiler: str, macros: list[str], path: Path) -> None:
+    """Compile to a temporary name and move it into place, so that a half-written library is never seen."""
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        complaint = ""
+        for flags in PROCESSOR_FLAGS:
+            command = [compiler, *FLAGS, *flags, *macros, str(SOURCE), "-o", unfinished, "-lm"]
+            try:
+                result = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise NoKernel(f"{compiler} does not run: {error}") from error
+            if result.returncode == 0:
+                os.replace(unfinished, path)
+                return
+            complaint = complaint or result.stderr.strip()[-500:]
+        raise NoKernel(f"{compiler} did not compile {SOURCE.name}: {complaint}")
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    """The cache, or a directory for this one use (a loaded library outlives its file)."""
+    base = os.environ.get("CACHE_DIRECTORY") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        directory = (Path(base) if base else Path.home() / ".cache") / "fedbac-edge" / "kernels"
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = directory.stat()
+        ours = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        usable = ours and os.access(directory, os.W_OK)
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        usable = False
+    if usable:
+        yield directory
+    else:
+        with tempfile.TemporaryDirectory(prefix="fedbac-kernel-") as temporary:
+            yield Path(temporary)
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Hold a lock file: of many processes that start together one compiles, the others find its result."""
+    import fcntl
+
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
