@@ -61,29 +61,41 @@ class Session:
 
     def __init__(self, model: str | Path | bytes, *, size_limit: int = SIZE_LIMIT) -> None:
         self._session = _load(_read(model, size_limit))
-        self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         try:
+            (given,) = self._session.get_inputs()
+            self._input: str = given.name
+            found = (given.type, given.shape)
+            self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
+            self.metadata: dict[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
             self.classes: tuple[str, ...] = tuple(json.loads(self.metadata["classes"]))
             described = json.loads(self.metadata["input"])
             self.input_kind: Literal["uint8", "float"] = described["kind"]
             channels, height, width = (int(n) for n in described["shape"])
             normalisation = json.loads(self.metadata["normalisation"])
-            self._mean = np.asarray(normalisation["mean"], np.float32)
-            self._std = np.asarray(normalisation["std"], np.float32)
+            self._mean = np.asarray(normalisation["mean"], np.float32).reshape(channels)
+            self._std = np.asarray(normalisation["std"], np.float32).reshape(channels)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
                 "the model does not say what its classes and its input are; export it with this project"
             ) from error
         self.input_shape = (channels, height, width)
-        self._input = self._session.get_inputs()[0].name
-        self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
+        self._check(*found)
+
+    def _check(self, element: str, shape: list[int | str]) -> None:
+        """Hold the graph to its description: input, output, and one blank image that must go through."""
+        channels, height, width = self.input_shape
         raw = self.input_kind == "uint8"
-        element, shape = self._session.get_inputs()[0].type, self._session.get_inputs()[0].shape
         expected = [height, width, channels] if raw else [channels, height, width]
         if element != ("tensor(uint8)" if raw else "tensor(float)") or shape[1:] != expected:
             raise ModelError(f"the model's input {element} {shape} is not what its description says")
-        if "logits" not in self.outputs or len(self._session.get_inputs()) != 1:
-            raise ModelError("the model needs one input and an output called logits")
+        if not 0 < channels * height * width <= MOST_PIXELS or "logits" not in self.outputs:
+            raise ModelError("the model needs images of a sensible size and an output called logits")
+        try:
+            answers = self.run(np.zeros((1, height, width, channels), np.uint8), self.outputs)
+        except Exception as error:  # onnxruntime raises its own classes, all direct children of Exception
+            raise ModelError(f"the model cannot answer for a blank image: {error}") from error
+        if any(np.shape(a) != (1, len(self.classes)) or not np.isfinite(a).all() for a in answers):
+            raise ModelError(f"the model does not give {len(self.classes)} finite logits per image")
 
     def predict(self, images: npt.ArrayLike) -> list[Prediction]:
         """One answer per image.
@@ -171,7 +183,7 @@ def session_options() -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.enable_cpu_mem_arena = False
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is raised; logged errors would only repeat it
     for pool in ("intra_op", "inter_op"):
         options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
     return options
@@ -238,7 +250,9 @@ def _load(data: bytes) -> ort.InferenceSession:
     if outside:
         raise ModelError("the model keeps weights in other files; only models in one file are taken")
     try:
-        return ort.InferenceSession(data, session_options(), providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            data, session_options(), providers=["CPUExecutionProvider"], enable_fallback=0
+        )
     except Exception as error:  # onnxruntime raises its own classes, all direct children of Exception
         raise ModelError(f"onnxruntime refuses the model: {error}") from error
 
