@@ -91,7 +91,8 @@ class Session:
         if not 0 < channels * height * width <= MOST_PIXELS or "logits" not in self.outputs:
             raise ModelError("the model needs images of a sensible size and an output called logits")
         try:
-            answers = self.run(np.zeros((1, height, width, channels), np.uint8), self.outputs)
+            names = [name for name in self.outputs if name.split(".")[0] == "logits"]
+            answers = self.run(np.zeros((1, height, width, channels), np.uint8), names)
         except Exception as error:  # onnxruntime raises its own classes, all direct children of Exception
             raise ModelError(f"the model cannot answer for a blank image: {error}") from error
         if any(np.shape(a) != (1, len(self.classes)) or not np.isfinite(a).all() for a in answers):

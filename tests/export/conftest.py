@@ -47,6 +47,8 @@ def test_labels() -> Images:
 def trained(test_images: Images, test_labels: Images) -> ServedModel:
     """A global and a cluster part trained together for 120 steps on images outside the first 2,000."""
     torch.manual_seed(5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small batches gain nothing from more, and lose much on a busy machine
     lenet = architecture("lenet", (1, 28, 28), 10)
     networks = [network(lenet) for _ in range(2)]
     pixels = torch.from_numpy(test_images[2000:].copy()).permute(0, 3, 1, 2).float() / 255
