@@ -23,7 +23,7 @@ from pathlib import Path
 from fedbac_edge.models.catalog import LeNet
 
 SOURCE = Path(__file__).with_name("lenet_kernel.c")
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-Wno-psabi")
+FLAGS = ("-O3", "-std=gnu11", "-fno-strict-aliasing", "-shared", "-fPIC", "-Wno-psabi")
 # The first that the compiler accepts: x86 and new ARM compilers, other ARM compilers, any.
 PROCESSOR_FLAGS = (("-march=native",), ("-mcpu=native",), ())
 COMPILE_SECONDS = 300  # a small board takes tens of seconds
@@ -107,6 +107,8 @@ def _compile(compiler: str, macros: list[str], path: Path) -> None:
             except (OSError, subprocess.SubprocessError) as error:
                 raise NoKernel(f"{compiler} does not run: {error}") from error
             if result.returncode == 0:
+                with open(unfinished, "rb") as stream:
+                    os.fsync(stream.fileno())
                 os.replace(unfinished, path)
                 return
             complaint = complaint or result.stderr.strip()[-500:]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+import numpy as np
 
+from fedbac_edge.learning.forward import logits_of
 from fedbac_edge.learning.inputs import check_data, check_part
 from fedbac_edge.learning.normalise import Images, Labels, normalise
 from fedbac_edge.learning.settings import Evaluation, Normalisation
 from fedbac_edge.learning.threads import torch_threads
-from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import Architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts import FloatArray, Part
 
 
 def evaluate(
@@ -29,11 +27,13 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate sum over (part, coefficient) of coefficient * logits(x; part) on images (N, H, W, C).
 
-    Raises ValueError when nothing is served or data or parts do not fit the model. No samples: zero counts.
+    `threads` are torch's, where torch computes. Raises ValueError when nothing is served, or data or parts
+    do not fit the model. No samples: zero counts.
     """
     if not served:
         raise ValueError("a served model needs at least one part")
-    return _evaluate(model, served, {"": None}, x, y, normalisation, device, batch_size, threads)[""]
+    *shared, last = served
+    return _evaluate(model, shared, {"": last}, x, y, normalisation, device, batch_size, threads)[""]
 
 
 def evaluate_candidates(
@@ -52,13 +52,14 @@ def evaluate_candidates(
     The shared logits are computed once for all candidates: one gateway's share of the M * K_max forward
     passes that precede an assignment (arXiv 2605.11815) is K_max + 1 networks instead of 2 K_max.
     """
-    return _evaluate(model, shared, candidates, x, y, normalisation, device, batch_size, threads)
+    weighted = {name: (part, 1.0) for name, part in candidates.items()}
+    return _evaluate(model, shared, weighted, x, y, normalisation, device, batch_size, threads)
 
 
 def _evaluate(
     model: Architecture,
     shared: Sequence[tuple[Part, float]],
-    candidates: Mapping[str, Part | None],
+    candidates: Mapping[str, tuple[Part, float]],
     x: Images,
     y: Labels,
     normalisation: Normalisation,
@@ -70,41 +71,41 @@ def _evaluate(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}")
     for position, (part, _) in enumerate(shared):
-        check_part(model, f"served part {position}", part)
-    for name, candidate in candidates.items():
-        if candidate is not None:
-            check_part(model, name, candidate)
-    correct = dict.fromkeys(candidates, 0)
-    loss_sum = dict.fromkeys(candidates, 0.0)
-    with torch_threads(threads), torch.inference_mode():
-        weighted = [(_ready(model, part, device), coefficient) for part, coefficient in shared]
-        modules = {
-            name: None if part is None else _ready(model, part, device) for name, part in candidates.items()
-        }
-        for images, labels in _batches(x, y, normalisation, device, batch_size):
-            base = torch.zeros((len(labels), model.classes), device=device)
-            for module, coefficient in weighted:
-                base += coefficient * module(images)
-            for name, candidate_module in modules.items():
-                logits = base if candidate_module is None else base + candidate_module(images)
-                correct[name] += int((logits.argmax(dim=1) == labels).sum())
-                # Summed in float64: thousands of samples are added, and the sums of devices are compared.
-                loss_sum[name] += float(cross_entropy(logits, labels, reduction="none").double().sum())
-    return {name: Evaluation(len(y), correct[name], loss_sum[name]) for name in candidates}
+        check_part(model, f"shared part {position}", part)
+    for name, (part, _) in candidates.items():
+        check_part(model, f"part {name!r}", part)
+    totals = {name: Evaluation(0, 0, 0.0) for name in candidates}
+    with torch_threads(threads):
+        base = [(logits_of(model, part, device), coefficient) for part, coefficient in shared]
+        tips = {name: (logits_of(model, part, device), c) for name, (part, c) in candidates.items()}
+        for start in range(0, len(y), batch_size):
+            images = normalise(x[start : start + batch_size], normalisation)
+            labels = y[start : start + batch_size]
+            common = np.zeros((len(labels), model.classes), dtype=np.float32)
+            for logits, coefficient in base:
+                common += np.float32(coefficient) * logits(images)
+            for name, (logits, coefficient) in tips.items():
+                more = count(common + np.float32(coefficient) * logits(images), labels)
+                totals[name] = add(totals[name], more)
+    return totals
 
 
-def _ready(model: Architecture, part: Part, device: str) -> nn.Module:
-    module = network(model)
-    load(module, part)
-    return module.to(device).eval()
+def count(logits: FloatArray, labels: Labels) -> Evaluation:
+    """Count one batch: logits (N, classes), labels (N,).
+
+    Cross-entropies are computed and summed in float64: thousands are added, and devices are compared.
+    """
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+    correct = np.count_nonzero(logits.argmax(axis=1) == labels)
+    return Evaluation(count=len(labels), correct=int(correct), loss_sum=float(losses.sum()))
 
 
-def _batches(
-    x: Images, y: Labels, normalisation: Normalisation, device: str, batch_size: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(y), batch_size):
-        images = normalise(x[start : start + batch_size], normalisation)
-        yield (
-            torch.from_numpy(images).to(device),
-            torch.from_numpy(y[start : start + batch_size]).to(device),
-        )
+def add(one: Evaluation, other: Evaluation) -> Evaluation:
+    """The evaluation of both sets of samples together."""
+    return Evaluation(
+        count=one.count + other.count,
+        correct=one.correct + other.correct,
+        loss_sum=one.loss_sum + other.loss_sum,
+    )

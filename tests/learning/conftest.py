@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fedbac_edge.learning.settings import LocalTraining, Normalisation
+from fedbac_edge.learning.compiled import kernel_for
+from fedbac_edge.learning.compiler import NoKernel
+from fedbac_edge.learning.local import train_jointly
+from fedbac_edge.learning.settings import Backend, LocalTraining, LocalUpdate, Normalisation
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.parts import Part
 
@@ -88,3 +92,30 @@ def make_settings() -> Callable[..., LocalTraining]:
         return LocalTraining(**{**values, **changes})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def kernel() -> None:
+    """Skip where no kernel can be compiled; elsewhere a kernel that fails its own check is a failure."""
+    try:
+        kernel_for(LeNet())
+    except NoKernel as reason:
+        if "C compiler" in str(reason) or "FEDBAC_KERNEL" in str(reason):
+            pytest.skip(str(reason))
+        raise
+
+
+@pytest.fixture(params=["fused", "compiled"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """The fast paths in turn."""
+    if request.param == "compiled":
+        request.getfixturevalue("kernel")
+    return cast(Backend, request.param)
+
+
+@pytest.fixture(params=["reference", "fused", "compiled"])
+def train(request: pytest.FixtureRequest) -> Callable[..., LocalUpdate]:
+    """train_jointly on each path in turn."""
+    if request.param == "compiled":
+        request.getfixturevalue("kernel")
+    return partial(train_jointly, backend=request.param)

@@ -8,8 +8,6 @@ import pytest
 
 from fedbac_edge.learning.batches import batches
 from fedbac_edge.learning.evaluation import evaluate
-from fedbac_edge.learning.local import train_jointly
-from fedbac_edge.learning.reference import train_reference
 from fedbac_edge.learning.settings import Cancelled, LocalTraining, LocalUpdate, Normalisation
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.parts import Part, pack
@@ -20,8 +18,6 @@ Train = Callable[..., LocalUpdate]
 MakeParts = Callable[..., dict[str, Part]]
 MakeSettings = Callable[..., LocalTraining]
 
-each_path = pytest.mark.parametrize("train", [train_reference, train_jointly])
-
 
 def test_batches_cover_every_sample_once_an_epoch_in_a_new_order() -> None:
     drawn = list(batches(10, 2, 4, [3]))
@@ -31,7 +27,6 @@ def test_batches_cover_every_sample_once_an_epoch_in_a_new_order() -> None:
     assert not np.array_equal(orders[0], orders[1])
 
 
-@each_path
 def test_training_lowers_the_loss_on_unseen_images(
     train: Train,
     fashion: Labelled,
@@ -49,7 +44,6 @@ def test_training_lowers_the_loss_on_unseen_images(
     assert 0 < update.loss < before.loss_sum / before.count
 
 
-@each_path
 def test_samples_and_steps_are_counted_once_and_with_the_short_batch(
     train: Train, fashion: Labelled, gray: Normalisation, make_parts: MakeParts, make_settings: MakeSettings
 ) -> None:
@@ -69,7 +63,6 @@ def test_samples_and_steps_are_counted_once_and_with_the_short_batch(
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-@each_path
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_seed_gives_the_same_bits(
     train: Train,
@@ -88,7 +81,6 @@ def test_the_same_seed_gives_the_same_bits(
     assert one.loss == two.loss
 
 
-@each_path
 def test_the_parts_given_are_left_alone(
     train: Train, fashion: Labelled, gray: Normalisation, make_parts: MakeParts, make_settings: MakeSettings
 ) -> None:
@@ -101,7 +93,6 @@ def test_the_parts_given_are_left_alone(
     assert {role: pack(part) for role, part in parts.items()} == before
 
 
-@each_path
 def test_float_pixels_train_as_their_bytes_do(
     train: Train, fashion: Labelled, gray: Normalisation, make_parts: MakeParts, make_settings: MakeSettings
 ) -> None:
@@ -113,7 +104,6 @@ def test_float_pixels_train_as_their_bytes_do(
         np.testing.assert_allclose(from_floats.parts["global"][name], tensor, atol=1e-6)
 
 
-@each_path
 def test_training_stops_between_steps_when_told(
     train: Train, fashion: Labelled, gray: Normalisation, make_parts: MakeParts, make_settings: MakeSettings
 ) -> None:
@@ -132,7 +122,6 @@ def test_training_stops_between_steps_when_told(
     assert done == [1, 2, 3]
 
 
-@each_path
 def test_what_does_not_fit_is_named(
     train: Train,
     fashion: Labelled,

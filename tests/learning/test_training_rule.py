@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedbac_edge.learning.local import train_jointly
 from fedbac_edge.learning.normalise import normalise
-from fedbac_edge.learning.reference import train_reference
 from fedbac_edge.learning.settings import LocalTraining, LocalUpdate, Normalisation
 from fedbac_edge.models.additive import Additive
 from fedbac_edge.models.catalog import LeNet
@@ -21,8 +19,6 @@ from fedbac_edge.parts import Part
 GRAY = LeNet()
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 Train = Callable[..., LocalUpdate]
-
-each_path = pytest.mark.parametrize("train", [train_reference, train_jointly])
 
 
 def gradient(parts: dict[str, Part], x: torch.Tensor, y: torch.Tensor) -> dict[str, dict[str, np.ndarray]]:
@@ -68,7 +64,6 @@ def assert_same_change(found: dict[str, Part], expected: dict[str, Part], start:
             assert error <= 1e-3 * np.abs(change).max() + 1e-7, (role, name)
 
 
-@each_path
 @pytest.mark.parametrize(
     "changes",
     [
@@ -99,7 +94,6 @@ def test_three_full_batch_steps_follow_the_rule(
     assert_same_change(update.parts, expected, parts)
 
 
-@each_path
 def test_every_call_starts_with_zero_momentum(
     train: Train,
     fashion: Labelled,

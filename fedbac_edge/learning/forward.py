@@ -1,0 +1,48 @@
+"""Logits of single parts, by the fastest path that this model and machine have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from fedbac_edge.learning.compiled import kernel_for
+from fedbac_edge.learning.compiler import NoKernel
+from fedbac_edge.models.additive import load, network
+from fedbac_edge.models.catalog import Architecture, LeNet
+from fedbac_edge.parts import FloatArray, Part
+
+Logits = Callable[[FloatArray], FloatArray]
+
+
+def logits_of(model: Architecture, part: Part, device: str = "cpu") -> Logits:
+    """A function from normalised images (N, C, H, W) to this part's logits (N, classes), float32.
+
+    The compiled kernel for LeNets on a CPU, torch otherwise.
+    """
+    if device == "cpu" and isinstance(model, LeNet):
+        try:
+            return _compiled(model, part)
+        except NoKernel:
+            pass
+    return _torch(model, part, device)
+
+
+def _compiled(model: LeNet, part: Part) -> Logits:
+    kernel = kernel_for(model)
+    row, work = kernel.rows([part])[0], kernel.workspace(1)
+    return lambda x: kernel.logits(x, row, work)
+
+
+def _torch(model: Architecture, part: Part, device: str) -> Logits:
+    module = network(model)
+    load(module, part)
+    module.to(device).eval()
+
+    def logits(x: FloatArray) -> FloatArray:
+        with torch.inference_mode():
+            found = module(torch.from_numpy(x).to(device)).cpu().numpy()
+        return np.asarray(found, dtype=np.float32)
+
+    return logits
