@@ -48,13 +48,8 @@ def chunk_count(size: int, maximum_packet: int | None) -> int:
     return max(1, -(-size // _step(maximum_packet)))
 
 
-def cut(payload: bytes, index: int, maximum_packet: int | None) -> bytes:
-    """The wire bytes of chunk `index` of `payload`."""
-    return cut_known(payload, hashlib.sha256(payload).hexdigest(), index, maximum_packet)
-
-
-def cut_known(payload: bytes, transfer: str, index: int, maximum_packet: int | None) -> bytes:
-    """As `cut`, for a payload whose hash is known already."""
+def cut(payload: bytes, transfer: str, index: int, maximum_packet: int | None) -> bytes:
+    """The wire bytes of chunk `index` of `payload`, whose sha256 is `transfer`."""
     step = _step(maximum_packet)
     return encode(
         Chunk(

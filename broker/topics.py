@@ -26,7 +26,7 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 _ALLOWED = "1 to 64 of the letters A-Z a-z, digits, '.', '_' and '-', beginning with a letter or digit"
 
 
-class BadName(ValueError):  # noqa: N818
+class BadName(ValueError):
     """A name that cannot stand in a topic; the message says what is allowed."""
 
 
@@ -86,9 +86,14 @@ def blob(federation: str, digest: str, index: int) -> str:
     return f"{ROOT}/{check_name(federation, 'federation')}/blob/{digest}/{index}"
 
 
+def blob_prefix(federation: str, digest: str) -> str:
+    """What the topics of all chunks of one content hash begin with."""
+    return blob(federation, digest, 0)[:-1]
+
+
 def blob_filter(federation: str, digest: str) -> str:
     """Filter for all chunks of one content hash."""
-    return blob(federation, digest, 0)[:-1] + "+"
+    return blob_prefix(federation, digest) + "+"
 
 
 def edge(federation: str, gateway: str, leaf: Leaf) -> str:

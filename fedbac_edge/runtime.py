@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Protocol
 
 from broker.bus import Bus, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
-from fedbac_edge.node import Effect, Node, Publish, StartJob, StopJob, Subscribe, Unsubscribe
+from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
+from fedbac_edge.node import Node
 from fedbac_edge.protocol.engine import Event, Job, JobFailed
 from fedbac_edge.store import Store, StoreError
 
@@ -78,7 +79,7 @@ class Runtime:
         self._store, self._node, self._worker = store, node, worker
         self._observe, self._until = observe, until
         self._inbox: Inbox = queue.SimpleQueue()
-        self._bus = open_bus(self._inbox, node.will(node.machine.status("offline")))
+        self._bus = open_bus(self._inbox, node.will())
         self.link = "connecting"
         """For people: "connected", or why not."""
 
@@ -165,7 +166,7 @@ class Runtime:
 
     def _say_goodbye(self) -> None:
         if self.link == "connected":
-            will = self._node.will(self._node.machine.status("offline"))
+            will = self._node.will()
             self._bus.publish(will.topic, will.payload, retain=True)
         self._bus.close()
 

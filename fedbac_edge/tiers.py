@@ -15,9 +15,11 @@ from broker import topics
 from fedbac_edge.federation import Federation
 from fedbac_edge.node import Node
 from fedbac_edge.protocol import messages
-from fedbac_edge.protocol.cloud import Cloud, CloudState
+from fedbac_edge.protocol.cloud import Cloud
+from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.device import Device, DeviceState, Profile
-from fedbac_edge.protocol.gateway import Gateway, GatewayState
+from fedbac_edge.protocol.gateway import Gateway
+from fedbac_edge.protocol.gateway_state import GatewayState
 from fedbac_edge.store import Store, StoreError
 
 S = TypeVar("S", bound=msgspec.Struct)

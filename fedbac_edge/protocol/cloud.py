@@ -10,19 +10,20 @@ Parts keep two generations: the newest, and the one before, which devices score 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from fedbac_edge import __version__, aggregation
+from fedbac_edge import __version__
 from fedbac_edge.bandits import linucb
 from fedbac_edge.federation import Federation
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Part, digest, pack, unpack
-from fedbac_edge.protocol import deadlines, gate
+from fedbac_edge.parts import digest, pack
+from fedbac_edge.protocol import averaging, deadlines, gate, summaries
 from fedbac_edge.protocol.assignment import cluster_options, decision_detail, evaluations, start_warm
+from fedbac_edge.protocol.cloud_state import CloudState, Site, SiteReport
 from fedbac_edge.protocol.engine import (
     Action,
     Announce,
@@ -40,7 +41,6 @@ from fedbac_edge.protocol.engine import (
     Withdraw,
 )
 from fedbac_edge.protocol.messages import (
-    NO_SCORE,
     CloudStatus,
     GatewayEvaluation,
     GatewayScores,
@@ -51,60 +51,10 @@ from fedbac_edge.protocol.messages import (
     Parts,
     Receipt,
     RoundSummary,
-    Score,
     SiteSummary,
     Spec,
     Taken,
 )
-
-Phase = Literal["new", "gathering", "training", "evaluating", "finished"]
-
-
-class Site(msgspec.Struct, kw_only=True):
-    """What a gateway last said about itself."""
-
-    online: bool = False
-    ready: bool = False
-    session: int = 0
-
-
-class SiteReport(msgspec.Struct, kw_only=True):
-    """A gateway's accepted report: parts by hash, what it weighs, and what it says for people."""
-
-    parts: dict[str, str]
-    weight: int
-    summary: SiteSummary
-    up: int
-    down: int
-
-
-class CloudState(msgspec.Struct, kw_only=True):
-    """All that the cloud remembers between events."""
-
-    instance: str
-    session: int = 0
-    phase: Phase = "new"
-    round: int = 0
-    parts: dict[str, PartRef] = {}
-    previous: dict[str, PartRef] = {}
-    """The generation before, by part name."""
-    clustering: linucb.Clustering | None = None
-    served_by: dict[str, int] = {}
-    """Site -> cluster of the round before, to know who has moved."""
-    sites: dict[str, Site] = {}
-    asked: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
-    reports: dict[str, SiteReport] = {}
-    scores: dict[str, dict[int, Score]] = {}
-    traffic: tuple[int, int] = (0, 0)
-    """Evaluation phase: bytes up and down."""
-    refused: dict[str, str] = {}
-    norms: list[float] = []
-    seconds: list[float] = []
-    """Durations of the latest rounds."""
-    began: float = 0.0
-    last: RoundSummary | None = None
-    timers: dict[str, float] = {}
 
 
 class Cloud:
@@ -147,6 +97,8 @@ class Cloud:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """One event in, actions out; see the picture on top."""
+        if isinstance(event, TimerFired):
+            self.state.timers = {k: when for k, when in self.state.timers.items() if k != event.name}
         match event:
             case Started():
                 self.state.session += 1
@@ -245,7 +197,7 @@ class Cloud:
             state.seconds, federation.deadlines.deadline_min_s, federation.deadlines.deadline_max_s
         )
         state.timers = {"deadline": now + limit}
-        assignment = self._assignment()
+        assignment = self.state.assignment
         sends = [
             Send(
                 Channel("task", gateway),
@@ -288,9 +240,6 @@ class Cloud:
         state.clustering = linucb.Clustering(arms, {**begun.windows, **known})
         return [Log("assigned", gateway, state.round + 1, {"cluster": places[gateway]}) for gateway in fresh]
 
-    def _assignment(self) -> dict[str, int]:
-        return {} if self.state.clustering is None else self.state.clustering.assignment
-
     def _served(self, generation: Mapping[str, PartRef], cluster: int) -> Parts:
         names = self.method.served(cluster)
         return {role: generation[name] for role, name in names.items()} if generation else {}
@@ -319,25 +268,18 @@ class Cloud:
         if update.round == state.round and gateway in state.reports:
             return [self._receipt(gateway, "train", update.round, True)]  # counted once, said again
         try:
-            if state.phase != "training" or update.round != state.round or gateway not in state.asked:
-                raise gate.Refused(f"round {update.round} is not open for this gateway")
-            gate.check_score(update.holdout)
-            if not update.void:
-                if not 0 < update.samples <= update.data:
-                    raise gate.Refused(f"{update.samples} samples of {update.data}")
-                base = self._served(state.parts, self._assignment()[gateway])
-                blobs = {role: self.blobs[ref.hash] for role, ref in base.items()}
-                use_norms = self.federation.deadlines.norm_gate
-                norm = gate.check_parts(update.parts, blobs, self.model.schema(), state.norms, use_norms)
-                state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
+            base = self._served(state.parts, state.assignment.get(gateway, 0))
+            norm = gate.admit_site_update(self.federation, state, gateway, update, base, self.blobs)
         except gate.Refused as refusal:
             return self._refuse(gateway, "train", update.round, str(refusal), now)
+        if not update.void:
+            state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
         whole = self.federation.method.cloud_weight == "data"
         state.reports[gateway] = SiteReport(
             parts={} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())},
             weight=0 if update.void else update.data if whole else update.samples,
             summary=SiteSummary(
-                cluster=self._assignment()[gateway],
+                cluster=self.state.assignment[gateway],
                 accuracy=update.holdout.accuracy if update.holdout.count else None,
                 holdout=update.holdout.count,
                 asked=update.asked,
@@ -398,16 +340,11 @@ class Cloud:
     def _close_training(self, now: float) -> list[Action]:
         """Two-phase aggregation: global parts over all that reported, cluster parts over their cluster."""
         state = self.state
-        reports = {
-            name: self._as_report(report) for name, report in sorted(state.reports.items()) if report.weight
-        }
-        scopes = {role.name: role.scope for role in self.method.roles}
-        fresh: dict[str, bytes] = {}
-        for name, mean in aggregation.phases(reports, scopes, self._assignment(), self.method.clusters):
-            if mean is not None:
-                fresh[name] = pack(mean)
+        fresh = averaging.two_phases(
+            state.reports, self.method, state.assignment, self.blobs, self.model.schema()
+        )
         state.seconds = [*state.seconds, now - state.began][-deadlines.HISTORY :]
-        summary = self._summary("train", now, {})
+        summary = summaries.of_training(state, now)
         published = self._advance(fresh)
         closed = [
             *published,
@@ -422,14 +359,6 @@ class Cloud:
         if sweep or state.round >= federation.rounds:
             return [*closed, *self._evaluate(now)]
         return [*closed, *self._begin(now)]
-
-    def _as_report(self, report: SiteReport) -> aggregation.Report:
-        schema = self.model.schema()
-
-        def load(role: str) -> Part:
-            return unpack(self.blobs[report.parts[role]], schema)
-
-        return aggregation.Report(dict.fromkeys(report.parts, float(report.weight)), load)
 
     def _advance(self, fresh: Mapping[str, bytes]) -> list[Action]:
         """Make `fresh` the newest generation: store, publish what changed, clear what is older than two."""
@@ -451,7 +380,7 @@ class Cloud:
         """M * K forward passes at the sites: the loss of every cluster's served model."""
         state, federation = self.state, self.federation
         last = state.round >= federation.rounds
-        assignment = self._assignment()
+        assignment = self.state.assignment
         online = federation.eligibility == "online"
         state.asked = tuple(
             g for g in self._members() if g in assignment and (not online or self._site(g).ready)
@@ -479,12 +408,7 @@ class Cloud:
         if scores.round == state.round and gateway in state.scores:
             return [self._receipt(gateway, "evaluate", scores.round, True)]
         try:
-            if state.phase != "evaluating" or scores.round != state.round or gateway not in state.asked:
-                raise gate.Refused(f"the evaluation of round {scores.round} is not open for this gateway")
-            if not set(scores.scores) <= set(range(self.method.clusters)):
-                raise gate.Refused("scores of clusters that do not exist")
-            for score in scores.scores.values():
-                gate.check_score(score)
+            gate.admit_site_scores(state, gateway, scores, self.method.clusters)
         except gate.Refused as refusal:
             return self._refuse(gateway, "evaluate", scores.round, str(refusal), now)
         state.scores[gateway] = scores.scores
@@ -497,13 +421,12 @@ class Cloud:
         state, federation = self.state, self.federation
         assert state.clustering is not None
         last = state.round >= federation.rounds
-        moved: dict[str, int] = {}
+        before, moved = state.assignment, dict[str, int]()
         actions: list[Action] = []
-        summary = self._summary("evaluate", now, moved)
         if not last:
             clustering, decisions = linucb.sweep(
                 state.clustering,
-                evaluations(state.scores, state.clustering.assignment, self.method.clusters),
+                evaluations(state.scores, before, self.method.clusters),
                 state.round,
                 federation.rounds,
                 cluster_options(federation.assignment),
@@ -511,10 +434,10 @@ class Cloud:
             moved.update({d.server: d.chosen for d in decisions if d.chosen != d.previous})
             actions = [Log("sweep", d.server, state.round, decision_detail(d)) for d in decisions]
             if federation.method.cluster_start == "warm":
-                actions += self._warm(start_warm(self.method, state.clustering.assignment, decisions))
+                actions += self._warm(start_warm(self.method, before, decisions))
             state.clustering = clustering
+        actions += self._tell(summaries.of_evaluation(state, now, before, moved))
         state.scores = {}
-        actions += self._tell(summary)
         if last:
             state.phase = "finished"
             return [*actions, Log("finished", "", state.round, self._hashes()), self.status("finished")]
@@ -530,36 +453,6 @@ class Cloud:
         ]
 
     # --- for people ---
-
-    def _summary(self, phase: str, now: float, moved: dict[str, int]) -> RoundSummary:
-        """What this phase came to; `moved` may still be filled by the caller before it is sent."""
-        state, assignment = self.state, self._assignment()
-        up, down = state.traffic if phase == "evaluate" else (0, 0)
-        sites: dict[str, SiteSummary] = {}
-        for gateway in state.asked:
-            report = state.reports.get(gateway)
-            if phase == "evaluate":
-                score = state.scores.get(gateway, {}).get(assignment[gateway], NO_SCORE)
-                accuracy = score.accuracy if score.count else None
-                sites[gateway] = SiteSummary(
-                    cluster=assignment[gateway], accuracy=accuracy, holdout=score.count
-                )
-            elif report is None:
-                why = state.refused.get(gateway, "no report")
-                sites[gateway] = SiteSummary(cluster=assignment[gateway], void=why)
-            else:
-                sites[gateway] = report.summary
-                up, down = up + report.up, down + report.down
-        return RoundSummary(
-            round=state.round,
-            phase=phase,
-            seconds=now - state.began,
-            sites=sites,
-            active_clusters=len(set(assignment.values())),
-            up_bytes=up,
-            down_bytes=down,
-            reassigned=moved,
-        )
 
     def _tell(self, summary: RoundSummary) -> list[Action]:
         self.state.last = summary

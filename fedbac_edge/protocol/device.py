@@ -138,6 +138,8 @@ class Device:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """One event in, actions out; see the picture on top."""
+        if isinstance(event, TimerFired):
+            self.state.timers = {k: when for k, when in self.state.timers.items() if k != event.name}
         match event:
             case Started():
                 self.state.session += 1

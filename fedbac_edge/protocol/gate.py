@@ -10,8 +10,21 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import median
 
+from fedbac_edge.federation import Federation
+from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import PartError, Schema, distance, is_finite, unpack
-from fedbac_edge.protocol.messages import Parts, Score
+from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.protocol.gateway_state import GatewayState
+from fedbac_edge.protocol.messages import (
+    DeviceScores,
+    DeviceUpdate,
+    GatewayEvaluation,
+    GatewayScores,
+    GatewayTask,
+    GatewayUpdate,
+    Parts,
+    Score,
+)
 
 NORM_FACTOR = 10.0
 NORM_HISTORY = 200
@@ -20,6 +33,76 @@ NORM_MINIMUM = 20
 
 class Refused(ValueError):
     """The update does not count; the message is the reason that its sender is told."""
+
+
+def admit_device_update(
+    state: GatewayState, device: str, update: DeviceUpdate, blobs: Mapping[str, bytes]
+) -> float:
+    """A device's update at its gateway; returns the step's norm. Raises Refused."""
+    task, federation = state.task, state.federation
+    if not isinstance(task, GatewayTask) or task.round != update.round or state.phase != "training":
+        raise Refused(f"round {update.round} is not open here")
+    assert federation is not None
+    if update.device != device:
+        raise Refused("the update names another device than the topic")
+    if device not in state.asked:
+        raise Refused("this device was not asked in this round")
+    if not 0 < update.samples <= update.data:
+        raise Refused(f"{update.samples} samples of {update.data}")
+    check_score(update.holdout)
+    check_score(update.previous)
+    check_base(update.base, task.parts)
+    base = {role: blobs[ref.hash] for role, ref in task.parts.items()}
+    return check_parts(update.parts, base, schema(federation), state.norms, federation.deadlines.norm_gate)
+
+
+def admit_device_scores(state: GatewayState, device: str, scores: DeviceScores) -> None:
+    """A device's scores at its gateway. Raises Refused."""
+    task = state.task
+    if not isinstance(task, GatewayEvaluation) or task.round != scores.round or state.phase != "evaluating":
+        raise Refused(f"the evaluation of round {scores.round} is not open here")
+    if scores.device != device or device not in state.asked:
+        raise Refused("this device was not asked in this evaluation")
+    if set(scores.scores) != set(task.candidates):
+        raise Refused("the scores are not those of the clusters asked for")
+    for score in scores.scores.values():
+        check_score(score)
+
+
+def admit_site_update(
+    federation: Federation,
+    state: CloudState,
+    gateway: str,
+    update: GatewayUpdate,
+    base: Parts,
+    blobs: Mapping[str, bytes],
+) -> float:
+    """A gateway's round at the cloud; returns the step's norm, 0 for a void round. Raises Refused."""
+    if state.phase != "training" or update.round != state.round or gateway not in state.asked:
+        raise Refused(f"round {update.round} is not open for this gateway")
+    check_score(update.holdout)
+    if update.void:
+        return 0.0
+    if not 0 < update.samples <= update.data:
+        raise Refused(f"{update.samples} samples of {update.data}")
+    held = {role: blobs[ref.hash] for role, ref in base.items()}
+    return check_parts(update.parts, held, schema(federation), state.norms, federation.deadlines.norm_gate)
+
+
+def admit_site_scores(state: CloudState, gateway: str, scores: GatewayScores, clusters: int) -> None:
+    """A gateway's evaluation at the cloud. Raises Refused."""
+    if state.phase != "evaluating" or scores.round != state.round or gateway not in state.asked:
+        raise Refused(f"the evaluation of round {scores.round} is not open for this gateway")
+    if not set(scores.scores) <= set(range(clusters)):
+        raise Refused("scores of clusters that do not exist")
+    for score in scores.scores.values():
+        check_score(score)
+
+
+def schema(federation: Federation) -> Schema:
+    """What a part of this federation's model looks like."""
+    model = federation.model
+    return architecture(model.architecture, model.input, len(model.classes)).schema()
 
 
 def check_base(base: Mapping[str, str], task: Parts) -> None:

@@ -10,17 +10,13 @@ round t is the paired change on the hold-outs of those who answer in round t+1. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from typing import Any, Literal
+from collections.abc import Mapping, Set
+from typing import Any
 
-import msgspec
-
-from fedbac_edge import __version__, aggregation
-from fedbac_edge.bandits import thompson
+from fedbac_edge import __version__
 from fedbac_edge.federation import Federation
-from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Part, Schema, digest, pack, unpack
-from fedbac_edge.protocol import gate
+from fedbac_edge.parts import digest
+from fedbac_edge.protocol import averaging, gate, roster, selection
 from fedbac_edge.protocol.deadlines import share
 from fedbac_edge.protocol.engine import (
     Action,
@@ -41,6 +37,7 @@ from fedbac_edge.protocol.engine import (
     TimerFired,
     Work,
 )
+from fedbac_edge.protocol.gateway_state import Answer, GatewayState, Member
 from fedbac_edge.protocol.messages import (
     NO_SCORE,
     DeviceScores,
@@ -61,61 +58,8 @@ from fedbac_edge.protocol.messages import (
     Traffic,
     TrainTask,
 )
-from fedbac_edge.randomness import generator
 
 REPORT = "report"
-Phase = Literal["idle", "fetching", "training", "scoring", "evaluating", "reported"]
-
-
-class Member(msgspec.Struct, kw_only=True):
-    """What a device last said about itself."""
-
-    online: bool = False
-    session: int = 0
-    samples: int = 0
-    holdout: int = 0
-    seen: bool = False
-
-
-class Answer(msgspec.Struct, kw_only=True):
-    """An accepted update: where its parts are, and what it counts."""
-
-    parts: dict[str, str]
-    samples: int
-    holdout: Score
-    previous: Score | None
-    received: int
-    sent: int
-
-
-class GatewayState(msgspec.Struct, kw_only=True):
-    """All that a gateway remembers between events."""
-
-    session: int = 0
-    spec: Spec | None = None
-    members: dict[str, Member] = {}
-    posteriors: dict[str, thompson.Posterior] = {}
-    phase: Phase = "idle"
-    task: GatewayTask | GatewayEvaluation | None = None
-    began: float = 0.0
-    asked: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
-    answers: dict[str, Answer] = {}
-    scores: dict[str, dict[int, Score]] = {}
-    refused: dict[str, str] = {}
-    received: int = 0
-    """Bytes of models: fetched by this gateway and, as they report, by its devices."""
-    sent: int = 0
-    """Bytes of updates from devices, refused ones included."""
-    norms: list[float] = []
-    unrewarded: tuple[str, ...] = ()
-    """Who took part in the last round and has no reward yet."""
-    unrewarded_round: int = 0
-    reference: float | None = None
-    """Laboratory: accuracy of the last edge-aggregated model."""
-    announced: bool = False
-    """The readiness that the cloud was told last."""
-    timers: dict[str, float] = {}
 
 
 class Gateway:
@@ -139,7 +83,8 @@ class Gateway:
 
     def kept(self) -> Set[str]:
         """Base parts and accepted updates, until the cloud's receipt."""
-        hashes = {hash for answer in self.state.answers.values() for hash in answer.parts.values()}
+        answers = () if self.state.phase == "idle" else self.state.answers.values()
+        hashes = {hash for answer in answers for hash in answer.parts.values()}
         if isinstance(self.state.task, GatewayTask):
             hashes |= {ref.hash for ref in self.state.task.parts.values()}
         return hashes
@@ -150,7 +95,7 @@ class Gateway:
         message = GatewayStatus(
             state=state,
             session=self.state.session,
-            ready=self._ready(),
+            ready=roster.is_ready(self.name, self.state),
             devices=len(members),
             online=sum(member.online for member in members),
             round=0 if self.state.task is None else self.state.task.round,
@@ -162,12 +107,14 @@ class Gateway:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """One event in, actions out; see the picture on top."""
+        if isinstance(event, TimerFired):
+            self.state.timers = {k: when for k, when in self.state.timers.items() if k != event.name}
         match event:
             case Started():
                 self.state.session += 1
                 return self._work_again()
             case Hello():
-                self.state.announced = self._ready()
+                self.state.announced = roster.is_ready(self.name, self.state)
                 return [self.status("online")]
             case Received(message=Spec() as spec):
                 return self._specify(spec)
@@ -226,36 +173,10 @@ class Gateway:
         )
         return [*again, *self._readiness()]
 
-    def _roster(self) -> tuple[str, ...]:
-        """The members in name order: those of the federation's file, or whoever has joined."""
-        federation = self._federation()
-        if federation is None:
-            return ()
-        if federation.eligibility == "roster":
-            return tuple(sorted(federation.gateways.get(self.name, ())))
-        listed = federation.gateways.get(self.name, ())
-        return tuple(sorted(set(listed) | set(self.state.members)))
-
-    def _member(self, device: str) -> Member:
-        return self.state.members.get(device, Member())
-
-    def _reachable(self, device: str) -> bool:
-        federation = self._federation()
-        assert federation is not None
-        return federation.eligibility == "roster" or self._member(device).online
-
-    def _ready(self) -> bool:
-        federation, roster = self._federation(), self._roster()
-        if federation is None or not roster:
-            return False
-        if federation.eligibility == "roster":
-            return all(self._member(device).seen for device in roster)
-        return any(self._member(device).online and self._member(device).samples for device in roster)
-
     def _readiness(self) -> list[Action]:
-        if self._ready() == self.state.announced:
+        if roster.is_ready(self.name, self.state) == self.state.announced:
             return []
-        self.state.announced = self._ready()
+        self.state.announced = roster.is_ready(self.name, self.state)
         return [self.status("online")]
 
     # --- a round ---
@@ -287,13 +208,13 @@ class Gateway:
         if state.phase != "fetching" or self.wanted() or not isinstance(task, GatewayTask):
             return []
         state.phase = "training"
-        selection = self._select(task.round)
-        state.asked = state.waiting = selection.chosen
+        choice = selection.select(self.name, state, task.round)
+        state.asked = state.waiting = choice.chosen
         detail = {
-            "asked": list(selection.chosen),
-            "draws": selection.draws,
+            "asked": list(choice.chosen),
+            "draws": choice.draws,
             "posteriors": {name: [p.a, p.b] for name, p in sorted(state.posteriors.items())},
-            "warm_up": self._warm_up(task.round),
+            "warm_up": selection.warm_up(self._federation(), task.round),
         }
         remaining = max(0.0, state.timers["deadline"] - now)
         sends = [
@@ -309,26 +230,10 @@ class Gateway:
                 ),
                 _task_key(device),
             )
-            for device in selection.chosen
+            for device in choice.chosen
         ]
         asked: list[Action] = [Log("selected", self.name, task.round, detail), *sends]
         return asked if state.waiting else [*asked, *self._close(now)]
-
-    def _warm_up(self, round: int) -> bool:
-        federation = self._federation()
-        assert federation is not None
-        return federation.selection.method == "random" or round <= federation.selection.warm_up
-
-    def _select(self, round: int) -> thompson.Selection:
-        federation, roster = self._federation(), self._roster()
-        assert federation is not None
-        self.state.posteriors = {
-            name: self.state.posteriors.get(name, thompson.Posterior()) for name in roster
-        }
-        able = [name for name in roster if self._member(name).samples and self._reachable(name)]
-        count = thompson.participants(federation.selection.participation, len(able))
-        rng = generator(federation.seed, "gateway", self.name, round, "select")
-        return thompson.select(self.state.posteriors, able, count, rng, self._warm_up(round))
 
     def _reply(self, device: str, reply: TaskReply, now: float) -> list[Action]:
         state, task = self.state, self.state.task
@@ -354,23 +259,7 @@ class Gateway:
             return [self._device_receipt(device, "train", update.round, True)]  # counted once, said again
         state.sent += size
         try:
-            if not isinstance(task, GatewayTask) or task.round != update.round or state.phase != "training":
-                raise gate.Refused(f"round {update.round} is not open here")
-            if update.device != device:
-                raise gate.Refused("the update names another device than the topic")
-            if device not in state.asked:
-                raise gate.Refused("this device was not asked in this round")
-            if not 0 < update.samples <= update.data:
-                raise gate.Refused(f"{update.samples} samples of {update.data}")
-            gate.check_score(update.holdout)
-            gate.check_score(update.previous)
-            gate.check_base(update.base, task.parts)
-            federation = self._federation()
-            assert federation is not None
-            base = {role: self.blobs[ref.hash] for role, ref in task.parts.items()}
-            norm = gate.check_parts(
-                update.parts, base, self._schema(), state.norms, federation.deadlines.norm_gate
-            )
+            norm = gate.admit_device_update(state, device, update, self.blobs)
         except gate.Refused as refusal:
             return self._refuse(device, "train", update.round, str(refusal), now)
         state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
@@ -432,46 +321,40 @@ class Gateway:
         late: list[Action] = [Settle(_task_key(device)) for device in state.waiting]
         silent: list[Action] = [Log("silent", device, task.round) for device in state.waiting]
         federation = self._federation()
-        assert federation is not None
         if federation.evaluation == "test" and len(state.answers) >= federation.deadlines.min_updates:
             state.phase = "scoring"
             return [*late, *silent, *self._score_again()]
         return [*late, *silent, *self._report_update(now, None)]
 
     def _averages(self) -> dict[str, bytes]:
-        """Role -> canonical bytes of the average by samples, folded in device-name order in float64."""
-        task, answers = self.state.task, self.state.answers
+        """Role -> canonical bytes of the average by samples."""
+        task, state = self.state.task, self.state
         assert isinstance(task, GatewayTask)
-        averages: dict[str, bytes] = {}
-        for role in sorted(task.parts):
-            mean = aggregation.weighted_mean(self._parts_of(role, answers))
-            if mean is not None:
-                averages[role] = pack(mean)
-        return averages
-
-    def _parts_of(self, role: str, answers: Mapping[str, Answer]) -> Iterator[tuple[Part, float]]:
-        for device in sorted(answers):
-            yield (
-                unpack(self.blobs[answers[device].parts[role]], self._schema()),
-                float(answers[device].samples),
-            )
+        return averaging.edge_averages(
+            state.answers, list(task.parts), self.blobs, gate.schema(self._federation())
+        )
 
     def _report_update(self, now: float, own: Score | None) -> list[Action]:
         state, task, federation = self.state, self.state.task, self._federation()
         assert isinstance(task, GatewayTask)
-        assert federation is not None
         void = ""
         if len(state.answers) < max(1, federation.deadlines.min_updates):
             needed = federation.deadlines.min_updates
             void = f"{len(state.answers)} updates of {len(state.asked)} asked, {needed} needed"
-        rewarded = self._reward_own(task.round, own) if own is not None else self._reward_paired(task)
+        rewarded: list[Log]
+        if own is not None:
+            rewarded = selection.reward_own(self.name, state, task, own)
+        else:
+            rewarded = selection.reward_paired(self.name, state, task)
         if not void:
             state.unrewarded, state.unrewarded_round = tuple(sorted(state.answers)), task.round
         update = GatewayUpdate(
             round=task.round,
             parts={} if void else self._averages(),
             samples=0 if void else sum(answer.samples for answer in state.answers.values()),
-            data=sum(self._member(device).samples for device in self._roster()),
+            data=sum(
+                roster.member(self.state, device).samples for device in roster.names(self.name, self.state)
+            ),
             holdout=sum((answer.holdout for answer in state.answers.values()), NO_SCORE),
             asked=len(state.asked),
             answered=len(state.answers),
@@ -483,54 +366,17 @@ class Gateway:
         state.phase, state.waiting, state.timers = "reported", (), {}
         return [*rewarded, Log("closed", self.name, task.round, self._counts(update)), self._report(update)]
 
-    def _reward_paired(self, task: GatewayTask) -> list[Action]:
-        """Reward of the last round: summed paired hold-out change, now that its model was scored.
-
-        Forgotten when the cluster has changed since (`task.previous` is empty): another model is served.
-        """
-        state = self.state
-        pairs = [
-            (answer.holdout, answer.previous)
-            for answer in state.answers.values()
-            if answer.previous is not None
-        ]
-        chosen, round = state.unrewarded, state.unrewarded_round
-        state.unrewarded = ()
-        if not chosen or not pairs or not task.previous or round != task.round - 1:
-            return []
-        count = sum(new.count for new, _ in pairs)
-        change = sum(new.correct - old.correct for new, old in pairs if old is not None)
-        return self._reward(round, chosen, change / count if count else 0.0)
-
-    def _reward_own(self, round: int, score: Score) -> list[Action]:
-        """The paper's rule: the edge-aggregated model's accuracy against that of the round before."""
-        task, before = self.state.task, self.state.reference
-        assert isinstance(task, GatewayTask)
-        self.state.reference = score.accuracy
-        if before is None or not task.previous:
-            return []
-        return self._reward(round, tuple(sorted(self.state.answers)), score.accuracy - before)
-
-    def _reward(self, round: int, chosen: tuple[str, ...], change: float) -> list[Action]:
-        state, federation = self.state, self._federation()
-        assert federation is not None
-        known = {
-            name: state.posteriors.get(name, thompson.Posterior()) for name in {*state.posteriors, *chosen}
-        }
-        if federation.selection.credit == "soft":
-            state.posteriors = thompson.reward_softly(known, chosen, thompson.soft_credit(change))
-        else:
-            state.posteriors = thompson.reward(known, chosen, change > 0)
-        return [Log("reward", self.name, round, {"change": change, "chosen": list(chosen)})]
-
     # --- evaluation ---
 
     def _ask_scores(self, task: GatewayEvaluation, now: float) -> list[Action]:
         state, federation = self.state, self._federation()
-        assert federation is not None
         if federation.evaluation == "test":
             return [Work(self._evaluation(task))]
-        able = tuple(name for name in self._roster() if self._member(name).holdout and self._reachable(name))
+        able = tuple(
+            name
+            for name in roster.names(self.name, self.state)
+            if roster.member(self.state, name).holdout and roster.is_reachable(self.state, name)
+        )
         state.asked = state.waiting = able
         message = EvaluateTask(
             instance=task.instance,
@@ -547,18 +393,7 @@ class Gateway:
             return [self._device_receipt(device, "evaluate", scores.round, True)]
         state.sent += size
         try:
-            if (
-                not isinstance(task, GatewayEvaluation)
-                or task.round != scores.round
-                or state.phase != "evaluating"
-            ):
-                raise gate.Refused(f"the evaluation of round {scores.round} is not open here")
-            if scores.device != device or device not in state.asked:
-                raise gate.Refused("this device was not asked in this evaluation")
-            if set(scores.scores) != set(task.candidates):
-                raise gate.Refused("the scores are not those of the clusters asked for")
-            for score in scores.scores.values():
-                gate.check_score(score)
+            gate.admit_device_scores(state, device, scores)
         except gate.Refused as refusal:
             return self._refuse(device, "evaluate", scores.round, str(refusal), now)
         state.scores[device] = scores.scores
@@ -594,7 +429,7 @@ class Gateway:
 
     def _work_again(self) -> list[Action]:
         """After a restart: the job that went with the process."""
-        task, federation = self.state.task, self._federation()
+        task, federation = self.state.task, self.state.federation
         if self.state.phase == "scoring":
             return self._score_again()
         own = federation is not None and federation.evaluation == "test"
@@ -631,7 +466,7 @@ class Gateway:
             or (receipt.kind, receipt.round) != (_kind(task), task.round)
         ):
             return []
-        state.phase, state.answers, state.scores = "idle", {}, {}
+        state.phase = "idle"  # who answered stays known until the next task: a repeated update is not new
         detail: dict[str, Any] = {"accepted": receipt.accepted, "why": receipt.reason}
         return [Settle(REPORT), Log("receipt", receipt.kind, receipt.round, detail)]
 
@@ -658,14 +493,10 @@ class Gateway:
             "void": update.void,
         }
 
-    def _federation(self) -> Federation | None:
-        return None if self.state.spec is None else self.state.spec.federation
-
-    def _schema(self) -> Schema:
-        federation = self._federation()
-        assert federation is not None
-        model = federation.model
-        return architecture(model.architecture, model.input, len(model.classes)).schema()
+    def _federation(self) -> Federation:
+        federation = self.state.federation
+        assert federation is not None, "no task is taken before the specification has come"
+        return federation
 
     def _job_id(self) -> str:
         task = self.state.task

@@ -13,15 +13,8 @@ import numpy as np
 
 from broker.bus import Delivery
 from broker.memory import MemoryBroker
-from fedbac_edge.node import (
-    Effect,
-    Node,
-    Publish,
-    StartJob,
-    StopJob,
-    Subscribe,
-    Unsubscribe,
-)
+from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
+from fedbac_edge.node import Node
 from fedbac_edge.protocol.engine import Event, Job
 from fedbac_edge.simulation.faults import NONE, Faults
 from fedbac_edge.store import Store
@@ -136,7 +129,7 @@ class World:
             process.link += 1
             process.connected = True
             link = process.link
-            will = process.node.will(process.node.machine.status("offline"))
+            will = process.node.will()
             present = self.broker.connect(process.name, will, lambda d: self._down(process, link, d))
             for filter in process.filters:
                 self.broker.subscribe(process.name, filter)

@@ -1,0 +1,46 @@
+"""What a node asks of whoever drives it, to be carried out in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedbac_edge.protocol.engine import Job
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Give this to the bus; report the broker's acknowledgement with `token`."""
+
+    topic: str
+    payload: bytes
+    retain: bool
+    token: int
+
+
+@dataclass(frozen=True)
+class Subscribe:
+    """Ask the bus for a topic filter."""
+
+    filter: str
+
+
+@dataclass(frozen=True)
+class Unsubscribe:
+    """Stop asking for a topic filter."""
+
+    filter: str
+
+
+@dataclass(frozen=True)
+class StartJob:
+    """Let a worker do this job; a running one is cancelled first."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class StopJob:
+    """Cancel the running job."""
+
+
+Effect = Publish | Subscribe | Unsubscribe | StartJob | StopJob

@@ -1,0 +1,83 @@
+"""What arrives in pieces: payloads cut in chunks, and the parts that a machine wants.
+
+Chunks are spooled to the store as they come and acknowledged after that, so a hundred interleaved uploads
+cost no memory, and a crash costs nothing that had arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker import chunks, topics, wire
+from fedbac_edge.effects import Effect, Subscribe, Unsubscribe
+from fedbac_edge.protocol.messages import PartRef
+from fedbac_edge.store import Store
+
+FETCH_AGAIN_S = 30.0
+"""A part that makes no progress for so long is asked for again."""
+SPOOL_EXPIRY_S = 3600.0
+MESSAGE_LIMIT = 256 * 2**20
+"""Largest payload that is put together from chunks, in bytes."""
+
+
+class Incoming:
+    """Chunks on their way in."""
+
+    def __init__(self, store: Store, federation: str) -> None:
+        self._store, self._federation = store, federation
+        self._fetching: dict[str, int] = {}
+        """Wanted hash -> bytes that have come so far."""
+        self._progress = 0.0
+        """When the last chunk of a wanted part came, or was asked for."""
+
+    def join(self, topic: str, chunk: chunks.Chunk, now: float) -> bytes | None:
+        """Spool one chunk; the whole payload when it was the last one missing. Raises ChunkError."""
+        chunks.check(chunk, MESSAGE_LIMIT)
+        self._store.expire_spool(now - SPOOL_EXPIRY_S)
+        if not self._store.spool(
+            topic, chunk.transfer, chunk.index, chunk.count, chunk.size, now, chunk.data
+        ):
+            return None
+        return chunks.join(self._store.unspool(topic, chunk.transfer), chunk.size, chunk.transfer)
+
+    def join_part(self, wanted: PartRef, payload: bytes, now: float) -> tuple[bytes, int] | None:
+        """As `join` for a chunk of a wanted part: its bytes, and how many came over the link for them.
+
+        Raises WireError or ChunkError when the chunk is not one of that part.
+        """
+        chunk = wire.decode(payload, chunks.Chunk)
+        if chunk.transfer != wanted.hash or chunk.size != wanted.size:
+            raise chunks.ChunkError(f"not a chunk of {wanted.hash[:12]} with {wanted.size} bytes")
+        self._fetching[wanted.hash] = self._fetching.get(wanted.hash, 0) + len(payload)
+        self._progress = now
+        data = self.join(topics.blob_prefix(self._federation, wanted.hash), chunk, now)
+        return None if data is None else (data, self._fetching.pop(wanted.hash))
+
+    def follow(self, wanted: Mapping[str, PartRef], now: float) -> list[Effect]:
+        """Ask for what is wanted now, and no longer for the rest."""
+        effects: list[Effect] = []
+        for hash in sorted(set(wanted) - set(self._fetching)):
+            self._fetching[hash], self._progress = 0, now
+            effects.append(Subscribe(topics.blob_filter(self._federation, hash)))
+        for hash in sorted(set(self._fetching) - set(wanted)):
+            del self._fetching[hash]
+            effects.append(Unsubscribe(topics.blob_filter(self._federation, hash)))
+        return effects
+
+    def due(self) -> list[float]:
+        """When parts that make no progress are asked for again."""
+        return [self._progress + FETCH_AGAIN_S] if self._fetching else []
+
+    def ask_again(self, now: float) -> list[Effect]:
+        """Retained chunks come again on a fresh subscription."""
+        if not self._fetching or self._progress + FETCH_AGAIN_S > now:
+            return []
+        self._progress = now
+        effects: list[Effect] = []
+        for filter in self.filters():
+            effects += [Unsubscribe(filter), Subscribe(filter)]
+        return effects
+
+    def filters(self) -> list[str]:
+        """Topic filters of what is being fetched."""
+        return [topics.blob_filter(self._federation, hash) for hash in sorted(self._fetching)]

@@ -1,0 +1,64 @@
+"""What the cloud remembers between events; stored as it is, one MessagePack value."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fedbac_edge.bandits import linucb
+from fedbac_edge.protocol.messages import PartRef, RoundSummary, Score, SiteSummary
+
+Phase = Literal["new", "gathering", "training", "evaluating", "finished"]
+
+
+class Site(msgspec.Struct, kw_only=True):
+    """What a gateway last said about itself."""
+
+    online: bool = False
+    ready: bool = False
+    session: int = 0
+
+
+class SiteReport(msgspec.Struct, kw_only=True):
+    """A gateway's accepted report: parts by hash, what it weighs, and what it says for people."""
+
+    parts: dict[str, str]
+    weight: int
+    summary: SiteSummary
+    up: int
+    down: int
+
+
+class CloudState(msgspec.Struct, kw_only=True):
+    """All that the cloud remembers between events."""
+
+    instance: str
+    session: int = 0
+    phase: Phase = "new"
+    round: int = 0
+    parts: dict[str, PartRef] = {}
+    previous: dict[str, PartRef] = {}
+    """The generation before, by part name."""
+    clustering: linucb.Clustering | None = None
+    served_by: dict[str, int] = {}
+    """Site -> cluster of the round before, to know who has moved."""
+    sites: dict[str, Site] = {}
+    asked: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    reports: dict[str, SiteReport] = {}
+    scores: dict[str, dict[int, Score]] = {}
+    traffic: tuple[int, int] = (0, 0)
+    """Evaluation phase: bytes up and down."""
+    refused: dict[str, str] = {}
+    norms: list[float] = []
+    seconds: list[float] = []
+    """Durations of the latest rounds."""
+    began: float = 0.0
+    last: RoundSummary | None = None
+    timers: dict[str, float] = {}
+
+    @property
+    def assignment(self) -> dict[str, int]:
+        """pi: site -> cluster, of every site that ever took part."""
+        return {} if self.clustering is None else self.clustering.assignment

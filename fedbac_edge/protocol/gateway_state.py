@@ -1,0 +1,69 @@
+"""What a gateway remembers between events; stored as it is, one MessagePack value."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fedbac_edge.bandits import thompson
+from fedbac_edge.federation import Federation
+from fedbac_edge.protocol.messages import GatewayEvaluation, GatewayTask, Score, Spec
+
+Phase = Literal["idle", "fetching", "training", "scoring", "evaluating", "reported"]
+
+
+class Member(msgspec.Struct, kw_only=True):
+    """What a device last said about itself."""
+
+    online: bool = False
+    session: int = 0
+    samples: int = 0
+    holdout: int = 0
+    seen: bool = False
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """An accepted update: where its parts are, and what it counts."""
+
+    parts: dict[str, str]
+    samples: int
+    holdout: Score
+    previous: Score | None
+    received: int
+    sent: int
+
+
+class GatewayState(msgspec.Struct, kw_only=True):
+    """All that a gateway remembers between events."""
+
+    session: int = 0
+    spec: Spec | None = None
+    members: dict[str, Member] = {}
+    posteriors: dict[str, thompson.Posterior] = {}
+    phase: Phase = "idle"
+    task: GatewayTask | GatewayEvaluation | None = None
+    began: float = 0.0
+    asked: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    answers: dict[str, Answer] = {}
+    scores: dict[str, dict[int, Score]] = {}
+    refused: dict[str, str] = {}
+    received: int = 0
+    """Bytes of models: fetched by this gateway and, as they report, by its devices."""
+    sent: int = 0
+    """Bytes of updates from devices, refused ones included."""
+    norms: list[float] = []
+    unrewarded: tuple[str, ...] = ()
+    """Who took part in the last round and has no reward yet."""
+    unrewarded_round: int = 0
+    reference: float | None = None
+    """Laboratory: accuracy of the last edge-aggregated model."""
+    announced: bool = False
+    """The readiness that the cloud was told last."""
+    timers: dict[str, float] = {}
+
+    @property
+    def federation(self) -> Federation | None:
+        """What the federation is, once the specification has come."""
+        return None if self.spec is None else self.spec.federation
