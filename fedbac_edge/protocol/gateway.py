@@ -85,6 +85,8 @@ class Gateway:
         """Base parts and accepted updates, until the cloud's receipt."""
         answers = () if self.state.phase == "idle" else self.state.answers.values()
         hashes = {hash for answer in answers for hash in answer.parts.values()}
+        if self.state.phase == "scoring":
+            hashes |= set(self.state.averaged.values())
         if isinstance(self.state.task, GatewayTask):
             hashes |= {ref.hash for ref in self.state.task.parts.values()}
         return hashes
@@ -440,9 +442,9 @@ class Gateway:
     def _score_again(self) -> list[Action]:
         """Score the edge-aggregated model on the gateway's own evaluation data."""
         averages = self._averages()
-        parts = {role: digest(data) for role, data in averages.items()}
-        keeps: list[Action] = [Keep(parts[role], data) for role, data in averages.items()]
-        return [*keeps, Work(EvaluateJob(id=self._job_id(), candidates={0: parts}))]
+        self.state.averaged = {role: digest(data) for role, data in averages.items()}
+        keeps: list[Action] = [Keep(digest(data), data) for data in averages.values()]
+        return [*keeps, Work(EvaluateJob(id=self._job_id(), candidates={0: self.state.averaged}))]
 
     def _evaluation(self, task: GatewayEvaluation) -> EvaluateJob:
         candidates = {

@@ -57,6 +57,8 @@ class GatewayState(msgspec.Struct, kw_only=True):
     unrewarded: tuple[str, ...] = ()
     """Who took part in the last round and has no reward yet."""
     unrewarded_round: int = 0
+    averaged: dict[str, str] = {}
+    """Laboratory: role -> hash of the edge-aggregated part that is being scored."""
     reference: float | None = None
     """Laboratory: accuracy of the last edge-aggregated model."""
     announced: bool = False

@@ -22,8 +22,8 @@ from fedbac_edge.store import Store
 LATENCY_S = 0.01
 """One way between a client and the broker."""
 
-Worker = Callable[[Job, Store], tuple[float, Event]]
-"""Does a job: (virtual seconds that it takes, the event at its end)."""
+Worker = Callable[[Job, Store], tuple[float, Event | Callable[[], Event]]]
+"""Does a job: (virtual seconds that it takes, the event at its end, or a call that waits for it)."""
 
 
 @dataclass
@@ -220,12 +220,13 @@ class World:
         process.started_jobs += 1
         process.job = process.started_jobs
         number, life = process.job, process.life
-        seconds, event = process.worker(job, process.store)
+        seconds, outcome = process.worker(job, process.store)
         if self._happens(self.faults.crash):
             self.at(self.now + float(self._rng.uniform(0, seconds)), lambda: self._crash_in(process, life))
 
         def finished() -> None:
             if process.job == number and process.life == life and process.node is not None:
+                event = outcome() if callable(outcome) else outcome
                 self._do(process, process.node.finished(event, self.now))
 
         self.at(self.now + seconds, finished)
