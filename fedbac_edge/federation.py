@@ -65,6 +65,8 @@ class TrainingTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True
     """lambda of lambda * ||K||^2, on cluster parts only."""
     threads: Annotated[int, Meta(ge=1, le=256)] = 1
     """Torch threads: part of the specification since sums depend on it."""
+    backend: Literal["auto", "compiled", "fused", "reference"] = "auto"
+    """The training path; auto is each device's fastest. Bit-equal results need one path everywhere."""
 
 
 class SelectionTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
