@@ -6,11 +6,14 @@ otherwise than the standard or Mosquitto, so that the bus and the tiers must liv
 - CONNACK names no packet limit and no receive maximum, and the client's receive maximum is ignored: up to
   100 deliveries are open. A packet above the limit closes the connection without a reason code.
 - Acknowledgements out of order close the connection (`windows.Incoming` keeps the order).
+- A packet from a client must be complete within one and a half keep-alives; bytes of it do not count as life.
 - A namesake takes the session over; the older connection is closed without 0x8E.
 - Sessions never expire, whatever CONNECT asked for. They hold the subscriptions and what came while away.
 - Unacknowledged deliveries come again on the next connection, under new packet ids and without the DUP flag,
   *except retained ones*: a retained message that was sent and not acknowledged is gone for this session.
-  Subscribing again to the same filter does not bring it; unsubscribing first does.
+  Subscribing again to the same filter does not bring it; `unsubscribe` and then `subscribe` of the bus do.
+- UNSUBSCRIBE is ignored, and not answered, for a filter that an earlier connection of the session subscribed
+  (the bus subscribes it anew first).
 - Overlapping filters of one client deliver a message once per filter.
 - Nothing survives a restart: no retained message, no session.
 - rumqttd has listeners for MQTT 3.1.1 and for MQTT 5 on separate ports; here there is only the latter.

@@ -105,6 +105,7 @@ class MqttBus:
 
         # Of the bus's thread alone:
         self._asked: dict[int, tuple[Literal["subscribe", "unsubscribe"], str]] = {}  # by packet id
+        self._fresh: set[str] = set()  # filters subscribed on the present connection
         self._largest: int | None = None  # the broker's packet limit
         self._silent_takeovers = 0
         self._told = ""  # the last reason that was reported
@@ -234,6 +235,7 @@ class MqttBus:
                     elif filter in self._filters:
                         self._filters[filter] = False
             self._asked.clear()
+            self._fresh.clear()
 
     def _refusal(self, answer: Answer) -> tuple[str, bool] | None:
         """Why this CONNACK is no basis for a federation, and whether that is final; None: it is one."""
@@ -294,10 +296,14 @@ class MqttBus:
             for mid in self._incoming.due():
                 link.acknowledge(mid)
             for filter in self._leaving:
+                # rumqttd ignores UNSUBSCRIBE for what an earlier connection subscribed: make it this one's.
+                if filter not in self._fresh:
+                    link.subscribe(filter, retained=False)
                 self._asked[link.unsubscribe(filter)] = ("unsubscribe", filter)
             self._leaving.clear()
             for filter in [f for f, known in self._filters.items() if not known]:
                 self._filters[filter] = True
+                self._fresh.add(filter)
                 self._asked[link.subscribe(filter)] = ("subscribe", filter)
             while (message := self._outgoing.next()) is not None:
                 if self._largest is not None and message.packet_size > self._largest:
@@ -317,7 +323,8 @@ class MqttBus:
             return reasons.of_text(complaint, broker)
         if not accepted:
             self._silent_takeovers = 0
-            return f"{broker} closed the connection without answering: is it an MQTT 5 broker?", False
+            login = "a wrong user or password, or " if self._settings.url.user is not None else ""
+            return f"{broker} closed the connection without an answer: {login}no MQTT 5 broker", False
         self._silent_takeovers = self._silent_takeovers + 1 if lived < self._back_off_cap else 0
         if self._silent_takeovers < SILENT_TAKEOVERS:
             return f"{broker} closed the connection", False

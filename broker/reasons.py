@@ -48,6 +48,9 @@ def of_error(error: BaseException, broker: str) -> tuple[str, bool]:
             return f"the certificate of {broker} is not to be trusted: {error.verify_message}", True
         case ssl.SSLError() if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
             return f"{broker} does not speak TLS on this port: use mqtt://, or its TLS port", True
+        case ssl.SSLEOFError() | ConnectionResetError():
+            hint = " during the TLS handshake: is it the TLS port?" if broker.startswith("mqtts") else ""
+            return f"{broker} closed the connection{hint}", False
         case ssl.SSLError():
             return of_text(str(error), broker)
         case ConnectionRefusedError():

@@ -11,7 +11,7 @@ PORTS = {"mqtt": 1883, "mqtts": 8883}
 _EXAMPLE = "write it like mqtt://gateway.local:1883 or mqtts://user:password@broker.example.org"
 
 
-class BadUrl(ValueError):  # noqa: N818
+class BadUrl(ValueError):
     """The address, or a certificate file that goes with it, cannot be used; says why and shows an example."""
 
 

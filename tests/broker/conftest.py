@@ -24,12 +24,18 @@ from broker.url import BrokerUrl
 E = TypeVar("E")
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A TCP port of the loopback address that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port for the test's own broker."""
+    return find_free_port()
 
 
 class Inbox:
@@ -119,7 +125,7 @@ class Running:
 @pytest.fixture
 def mosquitto(tmp_path: Path) -> Iterator[Running]:
     """Mosquitto without persistence."""
-    port = free_port()
+    port = find_free_port()
     with MosquittoBroker("127.0.0.1", port, tmp_path / "mosquitto") as process:
         yield Running("mosquitto", port, process)
 
@@ -127,7 +133,7 @@ def mosquitto(tmp_path: Path) -> Iterator[Running]:
 @pytest.fixture
 def embedded(tmp_path: Path) -> Iterator[Running]:
     """The embedded broker."""
-    port = free_port()
+    port = find_free_port()
     with EmbeddedBroker("127.0.0.1", port, tmp_path / "embedded") as process:
         yield Running("embedded", port, process)
 
@@ -191,6 +197,12 @@ class Proxy:
             thread.join()
         if self._listener is not None:
             self._listener.close()
+        self.cut()  # what was accepted in between
+
+    def restart(self) -> None:
+        """Listen again on the same port after `stop`."""
+        self._ended.clear()
+        self.start()
 
     def _run(self, target: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(target=target, args=args, name="tcp proxy", daemon=True)

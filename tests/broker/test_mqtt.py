@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
-
 from broker import topics
 from broker.bus import Connected, Delivery, Disconnected, Published, Subscribed, Will
 
