@@ -100,7 +100,7 @@ def quantise(model: ServedModel, images: npt.NDArray[np.uint8]) -> onnx.ModelPro
         raise ExportError(f"int8 is written for LeNet only, not for {type(lenet).__name__}")
     raw = absorb(model)
     weights = fuse(raw, lenet)
-    steps = [max(top, 1e-6) / 255.0 for top in _largest_activations(raw, lenet, images)]
+    steps = [max(top, 1e-6) / 255.0 for top in _largest_activations(raw, weights, images)]
     nodes = _QuantisedNodes()
     shape = np.array([0, 1, lenet.input_shape[1], lenet.input_shape[2] * lenet.input_shape[0]], np.int64)
     rows = nodes.add("Reshape", [INPUT, nodes.weight("pixels.shape", shape)], "rows")
@@ -129,12 +129,12 @@ def _layers(
 
 
 def _largest_activations(
-    raw: ServedModel, lenet: LeNet, images: npt.NDArray[np.uint8], most: int = 1024
+    raw: ServedModel, weights: FusedWeights, images: npt.NDArray[np.uint8], most: int = 1024
 ) -> list[float]:
     """Largest value behind each ReLU over at most `most` images, evenly taken; nothing is clipped."""
     nodes = Nodes()
-    fused(nodes, pixels(nodes, lenet), raw, lenet, "uint8", False)
-    outputs: dict[str, Sequence[str | int]] = {"logits": ["N", lenet.classes]}
+    fused(nodes, pixels(nodes, raw.architecture), weights, raw, "uint8", False)
+    outputs: dict[str, Sequence[str | int]] = {"logits": ["N", len(raw.classes)]}
     for tap in _TAPS:
         nodes.add("ReduceMax", [tap], f"{tap}.top", axes=[1, 2, 3], keepdims=0)
         outputs[f"{tap}.top"] = ["N"]

@@ -62,6 +62,7 @@ def trained(test_images: Images, test_labels: Images) -> ServedModel:
         optimiser.zero_grad()
         cross_entropy(logits, labels[chosen]).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
+    torch.set_num_threads(threads)
     terms = tuple(
         Term(name, dump(module)) for name, module in zip(("global", "cluster-1"), networks, strict=True)
     )

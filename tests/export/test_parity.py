@@ -86,6 +86,21 @@ def test_every_architecture_and_coefficient(
     assert np.abs(session.logits(images) - in_torch(model, images)).max() < 1e-5
 
 
+@pytest.mark.parametrize("block", [1, 8])
+@pytest.mark.parametrize("name", ["lenet", "lenet-wide"])
+def test_other_channel_blocks(
+    make_model: MakeModel,
+    photographs: Callable[[tuple[int, int, int]], Images],
+    name: str,
+    block: int,
+) -> None:
+    """Padding and layout of the fused graph change its speed, never its answers."""
+    model = make_model(name, RGB, (0.5, 0.5))
+    images = photographs(RGB)[:200]
+    session = Session(graph.build(model, block=block, part_logits=True).SerializeToString())
+    assert np.abs(session.logits(images) - in_torch(model, images)).max() < 1e-5
+
+
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("coefficients", [(1.0,), (1.0, 1.0), (0.5, 0.5)])
 def test_part_logits_add_up(
