@@ -144,6 +144,17 @@ def parse(topic: str) -> Address | None:
     return None
 
 
+def matches(filter: str, topic: str) -> bool:
+    """MQTT's rule for topic filters: + is one level, a final # the rest."""
+    wanted, found = filter.split("/"), topic.split("/")
+    for index, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if index >= len(found) or level not in ("+", found[index]):
+            return False
+    return len(wanted) == len(found)
+
+
 def _check_leaf(leaf: str) -> str:
     if leaf not in LEAVES:
         raise BadName(f"{leaf!r} is no leaf of the topic tree: one of {', '.join(LEAVES)}")

@@ -10,6 +10,8 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 _EXAMPLE = "write it like mqtt://gateway.local:1883 or mqtts://user:password@broker.example.org"
 
+_ESCAPES = "the password holds a '/', '?', '#' or '@', to be written %2F, %3F, %23, %40"
+
 
 class BadUrl(ValueError):
     """The address, or a certificate file that goes with it, cannot be used; says why and shows an example."""
@@ -51,8 +53,11 @@ class BrokerUrl:
         try:
             parts = urlsplit(text.strip())
             port = parts.port
-        except ValueError as error:
-            raise BadUrl(f"the broker's address cannot be read ({error}): {_EXAMPLE}") from None
+        except ValueError:  # whose text may hold a part of the password
+            raise BadUrl(
+                f"the broker's address cannot be read: the port is no number to 65535, or a bracket is open, "
+                f"or {_ESCAPES}: {_EXAMPLE}"
+            ) from None
         if parts.scheme not in PORTS:
             raise BadUrl(
                 f"the broker's address begins with {_scheme(text)}, not mqtt:// or mqtts://: {_EXAMPLE}"
@@ -111,10 +116,7 @@ def _check(parts: SplitResult, port: int | None) -> None:
     if port == 0:
         raise BadUrl(f"port 0 is no port: {_EXAMPLE}")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise BadUrl(
-            f"nothing may follow the host and port in a broker's address (a '/', '?' or '#' of a password "
-            f"is written %2F, %3F, %23): {_EXAMPLE}"
-        )
+        raise BadUrl(f"nothing may follow the host and port in a broker's address, or {_ESCAPES}: {_EXAMPLE}")
     if parts.username == "" and parts.password:
         raise BadUrl(f"the broker's address has a password but no user: {_EXAMPLE}")
 
