@@ -68,8 +68,15 @@ def check(chunk: Chunk, size_limit: int) -> None:
         raise ChunkError(f"chunk {chunk.index} of {chunk.count}")
     if chunk.size > size_limit:
         raise ChunkError(f"a payload of {chunk.size} bytes is over the limit of {size_limit}")
-    if chunk.count > chunk.size or len(chunk.data) > chunk.size:
-        raise ChunkError(f"{chunk.count} chunks of {len(chunk.data)} bytes cannot make {chunk.size} bytes")
+    # All chunks of a payload but the last are equally long, so no transfer can fill more than its own size.
+    length, others = len(chunk.data), chunk.count - 1
+    last = chunk.index == others
+    if (
+        length * chunk.count > chunk.size
+        if last
+        else not length * others < chunk.size <= length * chunk.count
+    ):
+        raise ChunkError(f"{chunk.count} chunks of {length} bytes cannot make {chunk.size} bytes")
 
 
 def join(pieces: Iterable[bytes], size: int, transfer: str) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker.bus import Delivery, Will
+from broker.topics import matches
 
 Deliver = Callable[[Delivery], None]
 
@@ -91,14 +92,3 @@ class MemoryBroker:
         session.pending[session.last] = delivery
         if session.deliver is not None:
             session.deliver(delivery)
-
-
-def matches(filter: str, topic: str) -> bool:
-    """MQTT's rule for topic filters: + is one level, a final # the rest."""
-    wanted, found = filter.split("/"), topic.split("/")
-    for index, level in enumerate(wanted):
-        if level == "#":
-            return True
-        if index >= len(found) or level not in ("+", found[index]):
-            return False
-    return len(wanted) == len(found)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from fedbac_edge.protocol.engine import Job
 
+CLOCK_GRAIN_S = 1e-6
+"""What is due within so little is due now: times are shifted between two clocks, and rounded by that."""
+
 
 @dataclass(frozen=True)
 class Publish:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker import chunks, topics, wire
-from fedbac_edge.effects import Effect, Subscribe, Unsubscribe
+from fedbac_edge.effects import CLOCK_GRAIN_S, Effect, Subscribe, Unsubscribe
 from fedbac_edge.protocol.messages import PartRef
 from fedbac_edge.store import Store
 
@@ -51,7 +51,7 @@ class Incoming:
         self._fetching[wanted.hash] = self._fetching.get(wanted.hash, 0) + len(payload)
         self._progress = now
         data = self.join(topics.blob_prefix(self._federation, wanted.hash), chunk, now)
-        return None if data is None else (data, self._fetching.pop(wanted.hash))
+        return None if data is None else (data, self._fetching[wanted.hash])  # `follow` ends the subscription
 
     def follow(self, wanted: Mapping[str, PartRef], now: float) -> list[Effect]:
         """Ask for what is wanted now, and no longer for the rest."""
@@ -61,6 +61,7 @@ class Incoming:
             effects.append(Subscribe(topics.blob_filter(self._federation, hash)))
         for hash in sorted(set(self._fetching) - set(wanted)):
             del self._fetching[hash]
+            self._store.unspool(topics.blob_prefix(self._federation, hash), hash)
             effects.append(Unsubscribe(topics.blob_filter(self._federation, hash)))
         return effects
 
@@ -70,7 +71,7 @@ class Incoming:
 
     def ask_again(self, now: float) -> list[Effect]:
         """Retained chunks come again on a fresh subscription."""
-        if not self._fetching or self._progress + FETCH_AGAIN_S > now:
+        if not self._fetching or self._progress + FETCH_AGAIN_S > now + CLOCK_GRAIN_S:
             return []
         self._progress = now
         effects: list[Effect] = []

@@ -16,7 +16,7 @@ import msgspec
 
 from broker import chunks, topics, wire
 from broker.bus import Will
-from fedbac_edge.effects import Effect, StartJob, StopJob, Subscribe
+from fedbac_edge.effects import CLOCK_GRAIN_S, Effect, StartJob, StopJob, Subscribe
 from fedbac_edge.incoming import Incoming
 from fedbac_edge.outgoing import Outgoing
 from fedbac_edge.protocol import messages
@@ -41,6 +41,7 @@ from fedbac_edge.protocol.engine import (
     Withdraw,
     Work,
 )
+from fedbac_edge.restraint import Restraint
 from fedbac_edge.store import Store
 
 AWAY_MOST_S = 60.0
@@ -62,12 +63,12 @@ class Node:
     ) -> None:
         """`listens` maps the topic filters of this tier to the message types that may come there."""
         self.machine, self.store, self.federation = machine, store, federation
-        self._filters = tuple(listens)
-        self._expected = {_shape(filter.replace("+", "x")): types for filter, types in listens.items()}
+        self._listens = dict(listens)
         self._wall = wall
         self._effects: list[Effect] = []
         self._incoming = Incoming(store, federation)
         self._outgoing = Outgoing(store)
+        self._restraint = Restraint()
         self._connected = False
         self._hello = 0.0
         self._offset = 0.0
@@ -86,7 +87,7 @@ class Node:
             last_now, last_wall = msgspec.msgpack.decode(stored, type=tuple[float, float])
             away = min(max(0.0, self._wall() - last_wall), AWAY_MOST_S)
             self._offset = last_now + away - monotonic
-        self._effects.extend(Subscribe(filter) for filter in self._filters)
+        self._effects.extend(Subscribe(filter) for filter in self._listens)
         with self.store.transaction():
             self._run(Started(), self._now(monotonic))
         for row in self.store.outbox():
@@ -104,12 +105,12 @@ class Node:
         """Fire timers that are due, send and ask again for what waited too long."""
         now = self._now(monotonic)
         for name, when in sorted(self.machine.timers().items(), key=lambda timer: timer[1]):
-            if when <= now:
+            if when <= now + CLOCK_GRAIN_S and self.machine.timers().get(name) == when:
                 with self.store.transaction():
                     self._run(TimerFired(name), now)
         self._outgoing.resend(now)
         self._effects += self._incoming.ask_again(now)
-        if self._connected and self._hello <= now:
+        if self._connected and self._hello <= now + CLOCK_GRAIN_S:
             self._say_hello(now)
         return self._drain()
 
@@ -121,15 +122,14 @@ class Node:
 
     def subscriptions(self) -> list[str]:
         """All topic filters that are asked for now."""
-        return [*self._filters, *self._incoming.filters()]
+        return [*self._listens, *self._incoming.filters()]
 
     def connected(self, session_present: bool, maximum_packet: int | None, monotonic: float) -> list[Effect]:
         """The link is up. A broker without memory of us gets our retained topics again."""
         now = self._now(monotonic)
-        self._connected, self._outgoing.maximum_packet = True, maximum_packet
-        if not session_present:
-            with self.store.transaction():
-                self._outgoing.repair()
+        self._connected = True
+        with self.store.transaction():
+            self._outgoing.connect(session_present, maximum_packet)
         self._say_hello(now)
         return self._drain()
 
@@ -157,7 +157,7 @@ class Node:
             row, complete = answered
             with self.store.transaction():
                 if refused:
-                    self.store.log(self._wall(), 0, "publish refused", row.topic, {"why": refused})
+                    self._log(0, "publish refused", row.topic, {"why": refused})
                 if complete:
                     self._outgoing.sent(row, self._latest)
         return self._drain()
@@ -215,8 +215,9 @@ class Node:
                 self.store.keep_blob(hash, data)
             case Announce(part, round):
                 prefix = topics.blob_prefix(self.federation, part.hash)
-                self.store.own(prefix, None, part.hash, "part")
-                self._post(prefix, None, blob=part.hash, retain=True, kind="part")
+                if not self.store.owns(prefix):  # parts of equal content travel once
+                    self.store.own(prefix, None, part.hash, "part")
+                    self._post(prefix, None, blob=part.hash, retain=True, kind="part")
                 manifest = wire.encode(messages.Manifest(part=part, round=round))
                 topic = topics.model(self.federation, part.name)
                 self.store.own(topic, manifest, kind="manifest")
@@ -228,14 +229,14 @@ class Node:
             case StopWork():
                 self._effects.append(StopJob())
             case Log(kind, subject, round, detail):
-                self.store.log(self._wall(), round, kind, subject, detail)
+                self._log(round, kind, subject, detail)
 
     # --- incoming ---
 
     def _message(self, topic: str, address: topics.Address, payload: bytes, now: float) -> None:
-        expected = self._expected.get(_shape(topic), ())
-        if not expected:
-            return
+        expected = next((t for filter, t in self._listens.items() if topics.matches(filter, topic)), None)
+        if expected is None:
+            return  # an old subscription of this session, from before a move to another gateway
         try:
             message = wire.decode(payload, *expected, chunks.Chunk)
             size = len(payload)
@@ -266,7 +267,13 @@ class Node:
             self._run(Fetched(hash, whole[1]), now)
 
     def _unreadable(self, topic: str, error: Exception, size: int) -> None:
-        self.store.log(self._wall(), 0, "unreadable", topic, {"why": str(error)[:400], "bytes": size})
+        self._log(0, "unreadable", topic, {"why": str(error)[:400], "bytes": size})
+
+    def _log(self, round: int, kind: str, subject: str, detail: Mapping[str, Any]) -> None:
+        omitted = self._restraint.admit(kind, subject, self._latest)
+        if omitted is not None:
+            more = {"omitted before": omitted} if omitted else {}
+            self.store.log(self._wall(), round, kind, subject, {**detail, **more})
 
     # --- outgoing ---
 
@@ -298,11 +305,3 @@ class Node:
             self._effects.extend(self._outgoing.pump())
         effects, self._effects = self._effects, []
         return effects
-
-
-def _shape(topic: str) -> tuple[str, bool, bool]:
-    """Which kind of channel a topic of this federation is: leaf, below a gateway, below a device."""
-    address = topics.parse(topic)
-    if address is None:
-        return ("", False, False)
-    return (address.kind, bool(address.gateway), bool(address.device))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker import chunks
-from fedbac_edge.effects import Publish
+from fedbac_edge.effects import CLOCK_GRAIN_S, Publish
 from fedbac_edge.store import OutboxRow, Store
 
 WINDOW = 8
@@ -20,6 +20,8 @@ WINDOW = 8
 RESEND_FIRST_S = 15.0
 RESEND_MOST_S = 240.0
 """An unanswered message is sent again after 15 s, then twice as long each time."""
+
+MAXIMUM_PACKET = "maximum packet"
 
 
 @dataclass
@@ -37,7 +39,9 @@ class Outgoing:
     """The rows on their way. `maximum_packet` is the broker's limit in bytes, None when it named none."""
 
     def __init__(self, store: Store) -> None:
-        self.maximum_packet: int | None = None
+        stored = store.read(MAXIMUM_PACKET)
+        self.maximum_packet: int | None = int(stored) if stored else None
+        """Kept over a restart: a part must be withdrawn in as many chunks as it was published in."""
         self._store = store
         self._queue: deque[_Sending] = deque()
         self._in_flight: dict[int, _Sending] = {}
@@ -60,7 +64,28 @@ class Outgoing:
             self._resend.pop(row_id, None)
             self._queue = deque(sending for sending in self._queue if sending.row.id != row_id)
 
-    def repair(self) -> None:
+    def connect(self, session_present: bool, maximum_packet: int | None) -> None:
+        """The link is up. Rows cut for another packet size, or half sent to a broker that forgot, start over."""
+        stale = not session_present or maximum_packet != self.maximum_packet
+        if maximum_packet != self.maximum_packet:
+            self.maximum_packet = maximum_packet
+            self._store.write(MAXIMUM_PACKET, str(maximum_packet or "").encode())
+        if stale:
+            self._start_over()
+        if not session_present:
+            self._repair()
+
+    def _start_over(self) -> None:
+        """Forget how far every row has come. Acknowledgements of what is in flight then complete no row."""
+        begun = {sending.row.id for sending in (*self._in_flight.values(), *self._queue)}
+        for token, sending in self._in_flight.items():
+            self._in_flight[token] = _Sending(sending.row)
+        self._queue.clear()
+        self._known -= begun
+        for row_id in sorted(begun):
+            self.enqueue(row_id)
+
+    def _repair(self) -> None:
         """The broker has no memory of us: our retained topics, and what awaits an answer, go out again."""
         waiting = {(row.topic, row.payload) for row in self._store.outbox()}
         for topic, payload, blob, kind in self._store.owned():
@@ -91,7 +116,7 @@ class Outgoing:
         if sending is None:
             return None
         sending.acknowledged += 1
-        return sending.row, sending.acknowledged == sending.total
+        return sending.row, 0 < sending.total == sending.acknowledged
 
     def sent(self, row: OutboxRow, now: float) -> None:
         """Every packet of a row is with the broker: done, or from now on waiting for its answer."""
@@ -107,7 +132,7 @@ class Outgoing:
 
     def resend(self, now: float) -> None:
         """Send again what has waited too long for its answer."""
-        for row_id in [row_id for row_id, (when, _) in self._resend.items() if when <= now]:
+        for row_id in [row_id for row_id, (when, _) in self._resend.items() if when <= now + CLOCK_GRAIN_S]:
             waited = min(RESEND_MOST_S, 2 * self._resend[row_id][1])
             self._resend[row_id] = (now + waited, waited)
             self.enqueue(row_id)

@@ -232,6 +232,11 @@ class Store:
         """Forget a retained topic."""
         self._connection.execute("DELETE FROM retained WHERE topic = ?", (topic,))
 
+    def owns(self, topic: str) -> bool:
+        """True when this process keeps something retained on `topic`."""
+        row = self._connection.execute("SELECT 1 FROM retained WHERE topic = ?", (topic,)).fetchone()
+        return row is not None
+
     def owned(self) -> list[tuple[str, bytes | None, str, str]]:
         """(topic, payload, blob, kind) of every retained topic, parts first."""
         return list(
