@@ -1,8 +1,8 @@
-"""Typed messages as MessagePack maps with a wire version.
+"""Typed messages as MessagePack maps: `{"v": wire version, "m": {"type": ..., fields}}`.
 
-Bytes are first unpacked with msgpack, whose limits follow from the payload's own length (no header can ask
-for more memory than the payload has), then structured by msgspec into one of the types that the caller
-expects. Nothing is resolved by a name from the wire beyond that closed set.
+msgspec reads the version and the envelope first (the message inside is only skipped over, nothing is made of it), then the
+message straight into one of the types that the caller expects. No header can ask for more memory than the
+payload has, and nothing is resolved by a name from the wire beyond that closed set.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import msgpack
 import msgspec
 
 WIRE_VERSION = 1
@@ -20,45 +19,78 @@ UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+# What msgspec raises for bytes that are no MessagePack, for wrong types, and for nesting without end.
+_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+
 
 class WireError(ValueError):
     """The payload is not a message that was expected here; the message says why in a sentence."""
 
 
+class _Version(msgspec.Struct):
+    """All that is asked of a payload before its version is known: a newer one may look otherwise."""
+
+    v: int
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    v: int
+    m: msgspec.Raw
+
+
+class _Kind(msgspec.Struct):
+    """The one field of a message that tells its type; the others are skipped."""
+
+    type: str = ""
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_versions = msgspec.msgpack.Decoder(_Version)
+_envelopes = msgspec.msgpack.Decoder(_Envelope)
+_kinds = msgspec.msgpack.Decoder(_Kind)
+
+
 def encode(message: msgspec.Struct) -> bytes:
     """MessagePack bytes of a message, with its wire version. Equal messages give equal bytes."""
-    fields = msgspec.to_builtins(message, builtin_types=(bytes,), order="deterministic")
-    packed: bytes = msgpack.packb({"v": WIRE_VERSION, **fields})
-    return packed
+    return _encoder.encode(_Envelope(WIRE_VERSION, msgspec.Raw(_encoder.encode(message))))
 
 
 def decode(payload: bytes, *types: type[T]) -> T:
     """The message in `payload`, one of `types`. Raises WireError."""
     expected = " or ".join(str(kind.__struct_config__.tag) for kind in types)
+    known = {WIRE_VERSION, *UPGRADES}
     try:
-        fields = msgpack.unpackb(payload, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise WireError(f"not MessagePack ({type(error).__name__}), expected {expected}") from error
-    if not isinstance(fields, dict):
-        raise WireError(f"a map was expected ({expected}), not {type(fields).__name__}")
-    fields = _newest(fields)
-    name = fields.get("type")
-    for kind in types:
-        if kind.__struct_config__.tag == name:
-            try:
-                return msgspec.convert(fields, kind)
-            except msgspec.ValidationError as error:
-                raise WireError(f"{name}: {error}") from error
-    raise WireError(f"expected {expected}, not {str(name)[:40]!r}")
-
-
-def _newest(fields: dict[str, Any]) -> dict[str, Any]:
-    version = fields.pop("v", None)
+        version = _versions.decode(payload).v
+        envelope = _envelopes.decode(payload) if version in known else None
+    except _UNREADABLE as error:
+        raise WireError(f"not a message of this software ({error}), expected {expected}") from error
+    if envelope is None:
+        speaks = ", ".join(str(number) for number in sorted(known))
+        raise WireError(
+            f"wire version {version} is not understood here: this software speaks {speaks}; "
+            "update the older side"
+        )
     if version == WIRE_VERSION:
-        return fields
-    if isinstance(version, int) and version in UPGRADES:
-        return UPGRADES[version](fields)
-    raise WireError(
-        f"wire version {str(version)[:20]} is not understood here: this software speaks "
-        f"{', '.join(str(v) for v in sorted({WIRE_VERSION, *UPGRADES}))}; update the older side"
-    )
+        return _typed(envelope.m, types, expected)
+    return _upgraded(envelope, types, expected)
+
+
+def _typed(message: msgspec.Raw | bytes, types: tuple[type[T], ...], expected: str) -> T:
+    try:
+        name = _kinds.decode(message).type
+        for kind in types:
+            if kind.__struct_config__.tag == name:
+                return msgspec.msgpack.decode(message, type=kind)
+    except _UNREADABLE as error:
+        raise WireError(f"expected {expected}: {error}") from error
+    raise WireError(f"expected {expected}, not {name[:40]!r}")
+
+
+def _upgraded(envelope: _Envelope, types: tuple[type[T], ...], expected: str) -> T:
+    """A message of the version before: rewritten as the newest, then held to the same types."""
+    try:
+        fields = msgspec.msgpack.decode(envelope.m, type=dict[str, Any])
+        newest = _encoder.encode(UPGRADES[envelope.v](fields))
+    except (*_UNREADABLE, KeyError, TypeError) as error:
+        raise WireError(f"version {envelope.v} of {expected} cannot be read: {error!r}"[:400]) from error
+    return _typed(newest, types, expected)

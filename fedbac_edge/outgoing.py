@@ -65,7 +65,7 @@ class Outgoing:
             self._queue = deque(sending for sending in self._queue if sending.row.id != row_id)
 
     def connect(self, session_present: bool, maximum_packet: int | None) -> None:
-        """The link is up. Rows cut for another packet size, or half sent to a broker that forgot, start over."""
+        """The link is up. Rows cut for another packet size, or half with a broker that forgot, start over."""
         stale = not session_present or maximum_packet != self.maximum_packet
         if maximum_packet != self.maximum_packet:
             self.maximum_packet = maximum_packet
