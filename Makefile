@@ -1,0 +1,46 @@
+# make setup   what everything below needs: .venv, and on Debian as root Mosquitto and Fashion-MNIST
+# make demo    a whole federation on this machine (BROKER=embedded|mosquitto forces a broker)
+# make check   ruff and mypy
+# make test    check, then the tests
+# make soak    long campaigns
+
+PYTHON ?= python3
+BROKER ?= auto
+DEMO ?=
+BIN := .venv/bin
+CODE := fedbac_edge device_agent broker export tests benchmarks
+
+.PHONY: setup demo check test soak clean
+.DEFAULT_GOAL := setup
+
+setup: .venv/system.stamp .venv/packages.stamp
+
+demo: setup
+	@$(BIN)/python -m fedbac_edge.cli demo --broker-kind $(BROKER) $(DEMO)
+
+check: setup
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy --strict
+
+test: setup check
+	$(BIN)/python -m pytest -q
+
+soak: setup
+	$(BIN)/python -m pytest -q -m soak --timeout 3600
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/bin/python: | .venv/system.stamp
+	$(PYTHON) -m venv .venv
+
+.venv/packages.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Packages of the system. Other systems, and users who are not root, are told what is missing; nothing fails,
+# since without Mosquitto there is the embedded broker.
+.venv/system.stamp: pyproject.toml
+	@sh .ci/system-packages $(PYTHON)
+	@mkdir -p .venv && touch $@

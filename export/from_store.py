@@ -1,0 +1,129 @@
+"""The served models of a federation, out of its cloud's store.
+
+Only clusters that sites belong to are served. The accuracy in the metadata is that of the last evaluation,
+on the hold-outs of the cluster's sites together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from export.served import ExportError, ServedModel, Term
+from fedbac_edge import __version__
+from fedbac_edge.federation import Federation
+from fedbac_edge.methods import method
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.parts import PartError, digest, unpack
+from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.protocol.messages import RoundSummary
+from fedbac_edge.store import Store, StoreError
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One cluster's model: the sites that it serves, and their hold-out accuracy (None: never evaluated)."""
+
+    number: int
+    sites: tuple[str, ...]
+    accuracy: float | None
+    model: ServedModel
+
+
+def cloud_store(place: Path) -> Path:
+    """The cloud's store at `place`: the file itself, or cloud.sqlite in that directory. Raises StoreError."""
+    path = place / "cloud.sqlite" if place.is_dir() else place
+    if not path.is_file():
+        raise StoreError(f"there is no cloud's store {path}; give the --state of `fedbac cloud run`")
+    return path
+
+
+def clusters(store: Store) -> list[Cluster]:
+    """Every active cluster in order. Raises ExportError when the store is no cloud's, or has no rounds
+    yet."""
+    federation, state = _read(store)
+    if state.clustering is None:
+        raise ExportError("this federation has not begun its first round: there is nothing to export yet")
+    members: dict[int, list[str]] = {}
+    for site, cluster in sorted(state.clustering.assignment.items()):
+        members.setdefault(cluster, []).append(site)
+    evaluation = _last_evaluation(store)
+    return [
+        _cluster(store, federation, state, number, tuple(sites), evaluation)
+        for number, sites in sorted(members.items())
+    ]
+
+
+def _read(store: Store) -> tuple[Federation, CloudState]:
+    described, machine = store.read("federation"), store.read("machine")
+    if described is None or machine is None:
+        raise ExportError("this is not the store of a cloud")
+    try:
+        return (
+            msgspec.msgpack.decode(described, type=Federation),
+            msgspec.msgpack.decode(machine, type=CloudState),
+        )
+    except msgspec.DecodeError as error:
+        raise ExportError(f"the cloud's store cannot be read: {error}") from error
+
+
+def _last_evaluation(store: Store) -> RoundSummary | None:
+    summaries = [line.detail for line in store.ledger(kind="summary") if line.subject == "evaluate"]
+    return msgspec.convert(summaries[-1], RoundSummary) if summaries else None
+
+
+def _cluster(
+    store: Store,
+    federation: Federation,
+    state: CloudState,
+    number: int,
+    sites: tuple[str, ...],
+    evaluation: RoundSummary | None,
+) -> Cluster:
+    table, used = federation.model, method(federation)
+    model = architecture(table.architecture, table.input, len(table.classes))
+    coefficients = used.coefficients()
+    terms = []
+    for role, name in used.served(number).items():
+        reference = state.parts[name]
+        try:
+            data = store.blobs[reference.hash]
+            if digest(data) != reference.hash:
+                raise PartError("its bytes do not have its hash")
+            terms.append(Term(name, unpack(data, model.schema()), coefficients[role]))
+        except (KeyError, PartError) as error:
+            raise ExportError(f"the part {name} is damaged or missing in the store: {error}") from error
+    accuracy = _accuracy(evaluation, sites)
+    metadata = {
+        "federation": federation.name,
+        "instance": state.instance,
+        "method": federation.method.name,
+        "round": str(_trained(state)),
+        "cluster": str(number),
+        "sites": ",".join(sites),
+        "version": __version__,
+    }
+    if accuracy is not None and evaluation is not None:
+        metadata |= {"holdout_accuracy": f"{accuracy:.6f}", "holdout_round": str(evaluation.round)}
+    served = ServedModel(model, tuple(terms), table.mean, table.std, table.classes, metadata)
+    return Cluster(number, sites, accuracy, served)
+
+
+def _trained(state: CloudState) -> int:
+    """The last round whose training is in the parts: the open one is not yet."""
+    return state.round - 1 if state.phase == "training" else state.round
+
+
+def _accuracy(evaluation: RoundSummary | None, sites: tuple[str, ...]) -> float | None:
+    """Right answers over samples, on the hold-outs of these sites together."""
+    if evaluation is None:
+        return None
+    scored = [
+        (site.accuracy, site.holdout)
+        for name, site in evaluation.sites.items()
+        if name in sites and site.accuracy is not None
+    ]
+    count = sum(holdout for _, holdout in scored)
+    return sum(accuracy * holdout for accuracy, holdout in scored) / count if count else None

@@ -1,0 +1,60 @@
+"""`fedbac`: the command group. Commands are loaded when they are asked for, so that each starts at once."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+COMMANDS = {
+    "demo": "fedbac_edge.commands.demo:demo",
+    "init": "fedbac_edge.commands.init:init",
+    "partition": "fedbac_edge.commands.partition:partition",
+    "broker": "fedbac_edge.commands.broker:broker",
+    "cloud": "fedbac_edge.commands.cloud:cloud",
+    "gateway": "fedbac_edge.commands.gateway:gateway",
+    "status": "fedbac_edge.commands.status:status",
+    "export": "fedbac_edge.commands.export:export",
+}
+
+
+class Commands(click.Group):
+    """Loads a command's module on first use; none of them imports anything heavy before it runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=Commands)
+@click.version_option(package_name="fedbac-edge", prog_name="fedbac")
+def cli() -> None:
+    """Federated learning for fleets of small devices: devices, gateways, a cloud, and MQTT in between.
+
+    \b
+    Example: everything at once on this machine
+      fedbac demo
+    Example: step by step, a terminal each
+      fedbac broker run
+      fedbac init --out federation.toml
+      fedbac cloud run --federation federation.toml
+      fedbac gateway run gw1
+      fedbac-agent join --edge gw1 --data photos/
+    """
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli(prog_name="fedbac")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""`fedbac broker`: a broker in the foreground, or the configuration for one that is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedbac_edge.commands.failures import Misconfigured, explained
+from fedbac_edge.commands.options import FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.mosquitto import Tls
+
+
+@click.group()
+def broker() -> None:
+    """The MQTT broker in between.
+
+    \b
+    Example:
+      fedbac broker run --port 1883
+      fedbac broker config --federation federation.toml > mosquitto.conf
+    """
+
+
+def _listener_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--insecure", is_flag=True, help="Allow an open broker on an address others can reach."),
+        click.option("--require-certificate", is_flag=True, help="Every client shows one signed by --ca."),
+        click.option("--key", type=FILE, help="Key of --cert (PEM)."),
+        click.option("--cert", type=FILE, help="The broker's certificate (PEM): TLS."),
+        click.option("--ca", type=FILE, help="Authority of the certificates (PEM)."),
+        click.option("--acl-file", type=FILE, help="Mosquitto: who may read and write which topics."),
+        click.option("--password-file", type=FILE, help="Mosquitto: made with mosquitto_passwd."),
+        click.option("--port", type=click.IntRange(1, 65535), default=1883, show_default=True),
+        click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    ):
+        function = option(function)
+    return function
+
+
+@broker.command()
+@click.option(
+    "--kind",
+    type=click.Choice(["auto", "mosquitto", "embedded"]),
+    default="auto",
+    show_default=True,
+    help="auto: Mosquitto when it is installed.",
+)
+@click.option("--state", type=FILE, default=Path("runs/broker"), show_default=True, help="Its files and log.")
+@_listener_options
+def run(kind: Any, state: Path, host: str, port: int, insecure: bool, **options: Any) -> None:
+    """Run a broker until SIGTERM or Ctrl-C. The default is for this machine alone.
+
+    \b
+    Example:
+      fedbac broker run
+      fedbac broker run --host 0.0.0.0 --port 8883 --ca ca.pem --cert broker.pem --key broker.key
+    """
+    with explained():
+        from broker import run as brokers
+
+        brokers.run(kind, host, port, state, insecure=insecure, **_mosquitto_options(**options))
+
+
+@broker.command()
+@click.option("--federation", "file", type=FILE, help="Size the queues for this federation.")
+@click.option("--persistence", type=FILE, help="Keep messages over a restart in this folder.")
+@_listener_options
+def config(
+    file: Path | None, persistence: Path | None, host: str, port: int, insecure: bool, **options: Any
+) -> None:
+    """Print a commented mosquitto.conf.
+
+    \b
+    Example:
+      fedbac broker config --federation federation.toml > mosquitto.conf
+      mosquitto -c mosquitto.conf
+    """
+    with explained():
+        from broker.mosquitto import configuration
+
+        text = configuration(
+            host,
+            port,
+            persistence_dir=persistence,
+            insecure=insecure,
+            **_mosquitto_options(**options),
+            **({} if file is None else _sized_for(file)),
+        )
+    click.echo(text, nl=False)
+
+
+def _mosquitto_options(
+    password_file: Path | None,
+    acl_file: Path | None,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    require_certificate: bool,
+) -> dict[str, Any]:
+    """Only what was given: the embedded broker knows none of these."""
+    given: dict[str, Any] = {}
+    for name, path in (("password_file", password_file), ("acl_file", acl_file)):
+        if path is not None:
+            given[name] = _there(path)
+    tls = _tls(ca, cert, key, require_certificate)
+    return given if tls is None else {**given, "tls": tls}
+
+
+def _tls(ca: Path | None, cert: Path | None, key: Path | None, require_certificate: bool) -> Tls | None:
+    from broker.mosquitto import Tls
+
+    if ca is None and cert is None and key is None and not require_certificate:
+        return None
+    if ca is None or cert is None or key is None:
+        raise Misconfigured("TLS needs three files: --ca, --cert and --key")
+    return Tls(_there(ca), _there(cert), _there(key), require_certificate)
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise Misconfigured(f"there is no file {path}")
+    return path.resolve()
+
+
+def _sized_for(file: Path) -> dict[str, Any]:
+    """Room for a round and an evaluation of the largest site, for a client that is away meanwhile."""
+    from broker.chunks import chunk_count
+    from broker.mosquitto import MAX_PACKET
+    from fedbac_edge import config
+    from fedbac_edge.methods import method
+    from fedbac_edge.models.catalog import architecture, parameter_count
+
+    federation = config.load(file)
+    model = federation.model
+    weights = 4 * parameter_count(architecture(model.architecture, model.input, len(model.classes)))
+    parts = len(method(federation).parts())
+    devices = max([100, *map(len, federation.gateways.values())])
+    return {"max_queued_messages": max(20_000, 4 * chunk_count(weights, MAX_PACKET) * (parts + devices))}

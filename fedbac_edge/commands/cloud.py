@@ -1,0 +1,137 @@
+"""`fedbac cloud run`: hold a federation's rounds until its campaign is finished."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedbac_edge.commands.failures import Failed, explained
+from fedbac_edge.commands.options import FILE, address, broker_options, json_option, say_warnings
+
+if TYPE_CHECKING:
+    from fedbac_edge.commands.views import View
+    from fedbac_edge.federation import Federation
+    from fedbac_edge.node import Node
+    from fedbac_edge.protocol.cloud_state import CloudState
+
+
+@click.group()
+def cloud() -> None:
+    """The cloud of a federation.
+
+    \b
+    Example:
+      fedbac cloud run --federation federation.toml
+    """
+
+
+@cloud.command()
+@click.option("--federation", "file", type=FILE, default=Path("federation.toml"), show_default=True)
+@broker_options
+@click.option("--state", type=FILE, help="Where the cloud remembers.  [default: runs/<federation>]")
+@json_option("One JSON object per line and round.")
+def run(
+    file: Path,
+    broker: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    state: Path | None,
+    as_json: bool,
+) -> None:
+    """Hold the rounds of a federation; ends when the last one is evaluated.
+
+    Stopped or killed at any point, the same command goes on from there.
+
+    \b
+    Example:
+      fedbac cloud run --federation federation.toml --broker mqtt://broker.local
+    """
+    with explained():
+        from broker.mqtt import MqttBus
+        from fedbac_edge import config, tiers
+        from fedbac_edge.commands.views import showing
+        from fedbac_edge.runtime import Runtime, opened_store, stopping_on_signals
+
+        say_warnings()
+        federation = config.load(file)
+        url = address(broker, ca, cert, key)
+        directory = state or Path("runs") / federation.name
+        with opened_store(directory, "cloud") as store:
+            node = tiers.cloud(federation, secrets.token_hex(4), store)
+            with showing(federation.rounds, as_json) as view:
+                follow = Follow(view, node, federation, lambda: runtime.link)
+                runtime = Runtime(
+                    store,
+                    node,
+                    lambda inbox, will: MqttBus(url, f"fedbac-{federation.name}-cloud", inbox, will),
+                    observe=follow,
+                    until=is_finished,
+                )
+                view.note(f"{federation.name} at {url}, state in {directory}")
+                with stopping_on_signals(runtime.stop):
+                    runtime.run()
+                if not is_finished(node):
+                    raise Failed(
+                        f"stopped in round {node.machine.state.round} of {federation.rounds}; "
+                        "the same command goes on from there"
+                    )
+                view.note(f"finished: {federation.rounds} rounds; next: fedbac export --state {directory}")
+
+
+def is_finished(node: Node) -> bool:
+    """True when the campaign is over."""
+    return bool(node.machine.state.phase == "finished")
+
+
+class Follow:
+    """Tells a view what the cloud's node has come to, after every event."""
+
+    def __init__(self, view: View, node: Node, federation: Federation, link: Callable[[], str]) -> None:
+        self._view, self._federation, self._link = view, federation, link
+        self._told_link = "connecting"
+        self._told_waiting = ""
+        lines = node.store.ledger(kind="summary")
+        self._last = lines[-1].id if lines else 0
+        if lines:
+            view.note(f"going on after round {lines[-1].round}")
+
+    def __call__(self, node: Node) -> None:
+        """See the class."""
+        import msgspec
+
+        from fedbac_edge.protocol.messages import RoundSummary
+
+        for line in node.store.ledger(kind="summary", after=self._last):
+            self._last = line.id
+            self._view.summary(msgspec.convert(line.detail, RoundSummary))
+        if self._link() != self._told_link:
+            self._told_link = self._link()
+            self._view.note(f"broker: {self._told_link}")
+        state: CloudState = node.machine.state
+        if state.phase == "gathering":
+            waiting = missing(state, self._federation)
+            if waiting != self._told_waiting:
+                self._told_waiting = waiting
+                self._view.note(f"waiting for {waiting}")
+        else:
+            self._view.doing(f"round {state.round}, {state.phase}: " + (", ".join(state.waiting) or "-"))
+
+
+def missing(state: CloudState, federation: Federation) -> str:
+    """Who must still come before a round can begin, in words."""
+    from fedbac_edge.protocol.cloud_state import Site
+
+    names = sorted({*federation.gateways, *state.sites})
+    if federation.eligibility == "roster":
+        names = sorted(federation.gateways)
+    absent = []
+    for name in names:
+        site = state.sites.get(name, Site())
+        if not site.ready:
+            absent.append(f"{name} ({'its devices' if site.online else 'not there'})")
+    return ", ".join(absent) or "a first gateway"

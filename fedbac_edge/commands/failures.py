@@ -1,0 +1,50 @@
+"""Expected failures become one sentence and an exit code: 2 for what was asked, 1 for what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import click
+
+
+class Misconfigured(click.ClickException):
+    """Bad usage, configuration or data: nothing was done."""
+
+    exit_code = 2
+
+
+class Failed(click.ClickException):
+    """It was well asked and did not succeed."""
+
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn the failures that this software foresees into click's; leave the others as they are: bugs."""
+    try:
+        yield
+    except click.ClickException:
+        raise
+    except Exception as error:
+        # Imported only now: whoever raised it has loaded its module already.
+        from broker.process import BrokerError
+        from broker.topics import BadName
+        from broker.url import BadUrl
+        from export.served import ExportError
+        from fedbac_edge.config import FederationError
+        from fedbac_edge.datasets.partition import PartitionError
+        from fedbac_edge.datasets.samples import DataError
+        from fedbac_edge.discovery import DiscoveryError, Interrupted
+        from fedbac_edge.runtime import Stopped
+        from fedbac_edge.store import StoreError
+
+        asked = (FederationError, DataError, PartitionError, BadUrl, BadName, StoreError)
+        if isinstance(error, asked):
+            raise Misconfigured(str(error)) from error
+        if isinstance(error, Interrupted):
+            raise Failed("stopped before a federation was found") from error
+        if isinstance(error, (BrokerError, DiscoveryError, ExportError, Stopped, OSError)):
+            raise Failed(str(error)) from error
+        raise

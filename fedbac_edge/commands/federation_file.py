@@ -1,0 +1,122 @@
+"""A federation as a commented federation.toml: every setting with what it does and its default."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fedbac_edge.federation import Federation
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_TABLES = ("model", "method", "training", "selection", "assignment", "deadlines", "gateways")
+
+ABOUT: dict[str, str] = {
+    "name": "Letters, digits, '.', '_' and '-'. Every topic of this federation carries it.",
+    "seed": "Of every draw: initial weights, selection, batches. Same seed and roster, same result.",
+    "rounds": "Rounds of training; a final evaluation follows the last one.",
+    "eligibility": '"online": whoever is there takes part. "roster": exactly the devices under [gateways],\n'
+    "present or not: results are the same bit by bit.",
+    "evaluation": '"holdout": the bandits learn from samples that devices keep out of training.\n'
+    '"test": from test data at the gateways, as in the paper; for the laboratory only.',
+    "[model]": "The network, what goes in and what comes out. Every device must agree.",
+    "model.architecture": '"lenet", or "lenet-wide" with twice the weights.',
+    "model.input": "Channels, height and width of an image.",
+    "model.classes": "Class names in label order; folders of images are mapped by these names.",
+    "model.mean": "Per channel, of pixels scaled to 0..1: the mean that is subtracted ...",
+    "model.std": "... and the standard deviation that the rest is divided by.",
+    "[method]": "Which networks exist and how they are averaged.",
+    "method.name": '"fedbac": a global network plus one per cluster. "hierfavg": one network for all.',
+    "method.clusters": "Number of clusters; 0 means one per gateway under [gateways].",
+    "method.initial": 'Where sites begin: "round-robin" over the clusters, or all in a "single" one.',
+    "method.cluster_start": 'First weights of the cluster networks: one "common" draw, one draw "each", or\n'
+    '"warm": a cluster that is entered for the first time copies the network of the one left.',
+    "method.cloud_weight": 'A site weighs by all its "data", or by what its "participants" trained on.',
+    "[training]": "Local training on a device.",
+    "training.epochs": "Passes over the device's samples in a round.",
+    "training.batch_size": "Samples in an optimiser step.",
+    "training.learning_rate": "In the first round.",
+    "training.learning_rate_decay": "Factor from one round to the next.",
+    "training.momentum": "Of SGD; starts at zero in every round.",
+    "training.weight_decay": "On all networks.",
+    "training.clip_norm": "Largest length of the gradient over all networks together.",
+    "training.cluster_l2": "lambda of lambda * ||K||^2, on the cluster's network only.",
+    "training.threads": "CPU threads for training. Part of the result: sums depend on their order.",
+    "training.backend": 'How it is computed: "auto" takes the fastest that a device has\n'
+    '("compiled", "fused", "reference"). Results are the same bit by bit only where all devices take the same.',
+    "[selection]": "Which devices a gateway asks in a round.",
+    "selection.method": '"thompson": the ones that helped before, by Thompson sampling. "random": any.',
+    "selection.participation": "Share of a gateway's devices that is asked.",
+    "selection.warm_up": "Rounds in which the choice is uniform, while experience is gathered.",
+    "selection.credit": 'A round\'s change counts as won or lost ("hard"), or in proportion ("soft").',
+    "[assignment]": "Which cluster a site belongs to.",
+    "assignment.method": '"linucb": a contextual bandit moves sites. "fixed": they stay where they began.',
+    "assignment.every": "Rounds between two sweeps over the sites.",
+    "assignment.alpha": "How much the bandit explores.",
+    "assignment.arms": 'One linear model per cluster ("disjoint"), or one for all ("shared").',
+    "assignment.reward": 'What a cluster is rewarded with: "accuracy", or "accuracy-change".',
+    "assignment.live_counts": "Cluster sizes follow the moves within a sweep, so that sites do not herd.",
+    "[deadlines]": "When a round closes, in seconds, and what an update must pass.",
+    "deadlines.min_updates": "Below so many updates a gateway's round does not count.",
+    "deadlines.gather_s": "How long the first round waits for the roster.",
+    "deadlines.deadline_min_s": "A round lasts twice the 90th percentile of earlier ones: at least this ...",
+    "deadlines.deadline_max_s": "... and at most this; the first ones take the most.",
+    "deadlines.evaluation_deadline_s": "For an evaluation phase.",
+    "deadlines.norm_gate": "Refuse an update more than ten times as long as the usual ones.",
+    "[gateways]": 'Gateways and their devices, for example: gw1 = ["dev-1", "dev-2"]\n'
+    "An empty list: whoever joins there. The first round waits for every gateway listed here.",
+}
+"""Setting -> what a person should know; one entry for each setting, which a test holds it to."""
+
+
+def render(federation: Federation) -> str:
+    """TOML text that `config.parse` reads back as an equal federation."""
+    values: dict[str, Any] = msgspec.to_builtins(federation)
+    lines = ["# A federation of fedbac-edge. Devices and gateways learn all of it from the cloud.", ""]
+    for name, value in values.items():
+        if name not in _TABLES:
+            lines += _setting(name, name, value, _default(Federation, name))
+    tables = {field.name: field.type for field in msgspec.structs.fields(Federation)}
+    for table in _TABLES:
+        lines += ["", *_comment(ABOUT[f"[{table}]"]), f"[{table}]"]
+        for name, value in values[table].items():
+            if table == "gateways":
+                lines.append(f"{_key(name)} = {_value(value)}")
+            else:
+                lines += _setting(f"{table}.{name}", name, value, _default(tables[table], name))
+    return "\n".join(lines) + "\n"
+
+
+def _setting(path: str, name: str, value: Any, default: Any) -> list[str]:
+    about = ABOUT[path]
+    if default is not msgspec.NODEFAULT:
+        about += f" Default: {_value(default)}"
+    return [*_comment(about), f"{name} = {_value(value)}"]
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in text.splitlines()]
+
+
+def _default(struct: Any, name: str) -> Any:
+    field = next(field for field in msgspec.structs.fields(struct) if field.name == name)
+    return msgspec.NODEFAULT if field.default is msgspec.NODEFAULT else msgspec.to_builtins(field.default)
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _value(name)
+
+
+def _value(value: Any) -> str:
+    """TOML for the kinds of values that a federation has."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    assert not isinstance(value, Mapping)
+    return repr(value)

@@ -1,0 +1,133 @@
+"""What the retained topics of a broker say about its federations."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from broker import topics, wire
+from broker.bus import BusEvent, Connected, Delivery, Disconnected, Subscribed
+from broker.mqtt import MqttBus
+from broker.url import BrokerUrl
+from fedbac_edge.commands import rounds
+from fedbac_edge.protocol.messages import CloudStatus, DeviceStatus, GatewayStatus, RoundSummary, Spec
+
+QUIET_S = 0.4
+"""Retained messages come in one go: so long without one means that was all."""
+
+
+class Unreachable(OSError):
+    """No answer from the broker; the message says why."""
+
+
+def ask(url: BrokerUrl, federation: str | None, timeout: float) -> list[dict[str, Any]]:
+    """Every federation known to the broker, or the one named, in name order. Raises Unreachable."""
+    inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
+    bus = MqttBus(url, f"fedbac-status-{secrets.token_hex(6)}", inbox, session_expiry=0, receive_maximum=100)
+    root = f"{topics.ROOT}/{federation or '+'}"
+    filters = [
+        f"{root}/{rest}" for rest in ("spec", "cloud/status", "edge/+/status", "edge/+/device/+/status")
+    ]
+    for filter in filters:
+        bus.subscribe(filter)
+    bus.start()
+    try:
+        return _assemble(_collect(bus, inbox, len(filters), timeout, str(url)))
+    finally:
+        bus.close(1.0)
+
+
+def _collect(
+    bus: MqttBus, inbox: queue.SimpleQueue[BusEvent], expected: int, timeout: float, broker: str
+) -> dict[str, bytes]:
+    """Topic -> retained payload, until it has been quiet or the time is over."""
+    retained: dict[str, bytes] = {}
+    why, connected, answered = "no answer", False, 0
+    end = time.monotonic() + timeout
+    while (left := end - time.monotonic()) > 0:
+        try:
+            event = inbox.get(timeout=min(left, QUIET_S) if answered >= expected else left)
+        except queue.Empty:
+            break
+        match event:
+            case Connected():
+                connected = True
+            case Disconnected(reason, final):
+                why = reason
+                if final:
+                    break
+            case Subscribed(_, granted):
+                answered += 1
+                if not granted:
+                    raise Unreachable(
+                        f"{broker} does not let us read the status topics: check its access list"
+                    )
+            case Delivery(topic, payload, _, ticket):
+                bus.acknowledge(ticket)
+                retained[topic] = payload
+    if not connected:
+        raise Unreachable(f"{broker} cannot be asked: {why}")
+    return retained
+
+
+def _assemble(retained: dict[str, bytes]) -> list[dict[str, Any]]:
+    federations: dict[str, dict[str, Any]] = {}
+    for topic, payload in sorted(retained.items()):
+        place = topics.parse(topic)
+        if place is None or not payload:
+            continue
+        found = federations.setdefault(
+            place.federation, {"federation": place.federation, "spec": None, "cloud": None, "gateways": {}}
+        )
+        try:
+            message = wire.decode(payload, Spec, CloudStatus, GatewayStatus, DeviceStatus)
+        except wire.WireError as error:
+            found.setdefault("unreadable", {})[topic] = str(error)
+            continue
+        fields = msgspec.to_builtins(message)
+        if place.gateway:
+            gateway = found["gateways"].setdefault(place.gateway, {"status": None, "devices": {}})
+            if place.device:
+                gateway["devices"][place.device] = fields
+            else:
+                gateway["status"] = fields
+        else:
+            found["spec" if place.kind == "spec" else "cloud"] = fields
+    return list(federations.values())
+
+
+def show(found: dict[str, Any]) -> list[str]:
+    """One federation in plain lines."""
+    lines = [f"federation {found['federation']}"]
+    spec, cloud = found["spec"], found["cloud"]
+    if spec is not None:
+        method = spec["federation"]["method"]["name"]
+        lines.append(f"  {method}, instance {spec['instance']}, software {spec['software']}")
+    if cloud is None:
+        lines.append("  cloud: never seen")
+    else:
+        lines.append(f"  cloud: {cloud['state']}, round {cloud['round']} of {cloud['rounds']}")
+        if cloud["last"] is not None:
+            last = msgspec.convert(cloud["last"], RoundSummary)
+            lines += ["  " + rounds.header(), "  " + rounds.line(last)]
+    for name, gateway in found["gateways"].items():
+        status = gateway["status"]
+        if status is None:
+            lines.append(f"  gateway {name}: never seen")
+        else:
+            ready = "ready" if status["ready"] else "not ready"
+            lines.append(
+                f"  gateway {name}: {status['state']}, {ready}, {status['online']} of {status['devices']} "
+                f"devices online, round {status['round']}"
+            )
+        for device, said in gateway["devices"].items():
+            lines.append(
+                f"    {device}: {said['state']}, {said['samples']} samples, {said['holdout']} held out"
+                + (f", {said['hardware']}" if said["hardware"] else "")
+            )
+    lines += [f"  unreadable: {topic}: {why}" for topic, why in found.get("unreadable", {}).items()]
+    return lines

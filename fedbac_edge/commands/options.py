@@ -1,0 +1,57 @@
+"""Options that several commands share, with the same names, variables and defaults everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from broker.url import BrokerUrl
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_BROKER = "mqtt://localhost:1883"
+FILE = click.Path(path_type=Path)
+
+
+def broker_options(function: F) -> F:
+    """--broker, --ca, --cert, --key."""
+    for option in (
+        click.option("--key", type=FILE, envvar="FEDBAC_KEY", help="Key of the client certificate (PEM)."),
+        click.option("--cert", type=FILE, envvar="FEDBAC_CERT", help="Client certificate (PEM)."),
+        click.option(
+            "--ca", type=FILE, envvar="FEDBAC_CA", help="Authority of the broker's certificate (PEM)."
+        ),
+        click.option(
+            "--broker",
+            metavar="URL",
+            envvar="FEDBAC_BROKER",
+            default=DEFAULT_BROKER,
+            show_default=True,
+            help="mqtt[s]://[user:password@]host[:port].",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def json_option(help: str) -> Callable[[F], F]:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help=help)
+
+
+def address(broker: str, ca: Path | None, cert: Path | None, key: Path | None) -> BrokerUrl:
+    """The broker's address from the shared options; raises BadUrl."""
+    from broker.url import BrokerUrl
+
+    return BrokerUrl.parse(broker, ca=ca, certificate=cert, key=key)
+
+
+def say_warnings() -> None:
+    """What the running tiers log goes to stderr as plain sentences."""
+    import logging
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")

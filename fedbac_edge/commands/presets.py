@@ -1,0 +1,98 @@
+"""Ready-made federations for `fedbac init` and `fedbac demo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedbac_edge.federation import (
+    AssignmentTable,
+    DeadlineTable,
+    Federation,
+    MethodTable,
+    ModelTable,
+    SelectionTable,
+    TrainingTable,
+)
+
+FASHION_CLASSES = (
+    "t-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle-boot",
+)
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+FASHION_MODEL = ModelTable(classes=FASHION_CLASSES, input=(1, 28, 28), mean=(0.286,), std=(0.353,))
+CIFAR10_MODEL = ModelTable(
+    classes=CIFAR10_CLASSES,
+    input=(3, 32, 32),
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.247, 0.2435, 0.2616),
+)
+SVHN_MODEL = ModelTable(
+    classes=tuple("0123456789"), input=(3, 32, 32), mean=(0.4377, 0.4438, 0.4728), std=(0.198, 0.201, 0.197)
+)
+
+
+def roster(gateways: int, devices: int) -> dict[str, tuple[str, ...]]:
+    """gw1: dev-1-1, dev-1-2 ...: the names that `fedbac partition` gives its shards."""
+    return {f"gw{m}": tuple(f"dev-{m}-{i}" for i in range(1, devices + 1)) for m in range(1, gateways + 1)}
+
+
+def fleet(name: str) -> Federation:
+    """Whoever joins trains: two gateways, devices come and go."""
+    return Federation(name=name, model=FASHION_MODEL, gateways={"gw1": (), "gw2": ()})
+
+
+def demo(name: str) -> Federation:
+    """Small enough for minutes, with both bandits at work: ranked selection from round 3, a sweep every 3."""
+    return Federation(
+        name=name,
+        rounds=12,
+        eligibility="roster",
+        model=FASHION_MODEL,
+        training=TrainingTable(epochs=1, batch_size=32, learning_rate=0.05),
+        selection=SelectionTable(participation=0.75, warm_up=2),
+        assignment=AssignmentTable(every=3),
+        deadlines=DeadlineTable(gather_s=120.0),
+        gateways=roster(2, 4),
+    )
+
+
+def _paper(model: ModelTable, rounds: int, method: MethodTable) -> Callable[[str], Federation]:
+    def make(name: str) -> Federation:
+        return Federation(
+            name=name,
+            rounds=rounds,
+            eligibility="roster",
+            model=model,
+            method=method,
+            gateways=roster(10, 10),
+        )
+
+    return make
+
+
+PRESETS: dict[str, Callable[[str], Federation]] = {
+    "fleet": fleet,
+    "demo": demo,
+    "paper-fashion-mnist": _paper(FASHION_MODEL, 100, MethodTable(initial="single")),
+    "paper-cifar10": _paper(CIFAR10_MODEL, 200, MethodTable()),
+    "paper-svhn": _paper(SVHN_MODEL, 150, MethodTable()),
+}

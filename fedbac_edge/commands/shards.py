@@ -1,0 +1,129 @@
+"""A partitioned data set as files: one archive per device, one test set per gateway, and what was cut.
+
+    DIR/gw1/dev-1-1.npz ...   x uint8 (N, height, width, channels), y uint8 (N,)
+    DIR/gw1/test.npz          the site's share of the test set, for judging only
+    DIR/partition.npz         who owns which sample (`Partition.load`)
+    DIR/partition.json        the same in words: settings, hash, counts, proportions
+
+The folder is written beside its place and moved there whole. Equal settings give equal bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac_edge.datasets.partition import Partition
+from fedbac_edge.datasets.samples import Samples
+from fedbac_edge.randomness import generator
+
+DESCRIPTION = "partition.json"
+
+
+class Occupied(ValueError):
+    """The folder holds something that no earlier run of ours wrote."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Samples of one device, or one gateway's test set (`device` empty), per class."""
+
+    gateway: str
+    device: str
+    per_class: tuple[int, ...]
+
+    @property
+    def samples(self) -> int:
+        """How many in all."""
+        return sum(self.per_class)
+
+
+def subset(samples: Samples, count: int | None, seed: int, purpose: str) -> Samples:
+    """`count` samples drawn without replacement, in their order; all of them for None or a large count."""
+    if count is None or count >= len(samples):
+        return samples
+    chosen = generator(seed, "subset", purpose).permutation(len(samples))[:count]
+    return samples.take(np.sort(chosen))
+
+
+def describe(partition: Partition, train: Samples, test: Samples, classes: int) -> list[Shard]:
+    """Every device in order, and after each gateway's devices its test set."""
+    shards = []
+    for m, (clients, judged) in enumerate(zip(partition.train, partition.test, strict=True), 1):
+        for i, indices in enumerate(clients, 1):
+            shards.append(Shard(f"gw{m}", f"dev-{m}-{i}", _counts(train.y[indices], classes)))
+        shards.append(Shard(f"gw{m}", "", _counts(test.y[judged], classes)))
+    return shards
+
+
+def write(
+    directory: Path, partition: Partition, train: Samples, test: Samples, about: Mapping[str, Any]
+) -> list[Shard]:
+    """Write the folder, replacing an earlier partition there; devices without samples get no file.
+
+    `about` (class names under "classes", where the data came from ...) goes into partition.json.
+    Raises Occupied when the folder holds something else.
+    """
+    shards = describe(partition, train, test, len(about["classes"]))
+    with _replacing(directory) as place:
+        for m, (clients, judged) in enumerate(zip(partition.train, partition.test, strict=True), 1):
+            (place / f"gw{m}").mkdir()
+            for i, indices in enumerate(clients, 1):
+                if len(indices):
+                    _save(place / f"gw{m}" / f"dev-{m}-{i}.npz", train.take(indices))
+            _save(place / f"gw{m}" / "test.npz", test.take(judged))
+        partition.save(place / "partition.npz")
+        description = {
+            "hash": partition.digest,
+            **about,
+            "form": partition.form,
+            "alpha_server": partition.alpha_server,
+            "alpha_client": partition.alpha_client,
+            "seed": partition.seed,
+            "counts": {
+                f"{shard.gateway}/{shard.device or 'test'}": list(shard.per_class) for shard in shards
+            },
+            "server_shares": partition.server_shares.tolist(),
+            "client_shares": [shares.tolist() for shares in partition.client_shares],
+        }
+        (place / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    return shards
+
+
+def _counts(labels: np.ndarray[Any, np.dtype[np.int64]], classes: int) -> tuple[int, ...]:
+    return tuple(np.bincount(labels, minlength=classes).tolist())
+
+
+def _save(path: Path, samples: Samples) -> None:
+    """Stored, not compressed: quick, and the same bytes every time (numpy writes no time of day)."""
+    with path.open("wb") as file:
+        np.savez(file, x=samples.x, y=samples.y.astype(np.uint8))
+
+
+@contextlib.contextmanager
+def _replacing(directory: Path) -> Iterator[Path]:
+    """A fresh folder beside `directory` that takes its place at the end, or goes without a trace."""
+    if directory.exists() and not directory.is_dir():
+        raise Occupied(f"{directory} is a file; give a folder")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / DESCRIPTION).is_file():
+        raise Occupied(f"{directory} holds other files; give a new folder")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+    try:
+        fresh, old = work / "new", work / "old"
+        fresh.mkdir()
+        yield fresh
+        if directory.exists():
+            os.replace(directory, old)
+        os.replace(fresh, directory)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""What the store of a cloud, a gateway or a device says: its state, and the end of its ledger."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedbac_edge.commands import rounds
+from fedbac_edge.protocol.messages import RoundSummary
+from fedbac_edge.store import Store, StoreError
+
+
+def stores(place: Path) -> list[Path]:
+    """The stores at `place`: the file itself, or those in the directory and one level below it."""
+    if place.is_dir():
+        return sorted([*place.glob("*.sqlite"), *place.glob("*/*.sqlite")])
+    if not place.exists():
+        raise StoreError(f"there is no store {place}")
+    return [place]
+
+
+def read(place: Path, lines: int) -> list[dict[str, Any]]:
+    """A description of each store at `place` with the last `lines` of its ledger. Raises StoreError."""
+    return [_read(path, lines) for path in stores(place)]
+
+
+def _read(path: Path, lines: int) -> dict[str, Any]:
+    store = Store(path, read_only=True)
+    try:
+        written = store.read("machine")
+        state = {} if written is None else msgspec.msgpack.decode(written)
+        ledger = store.ledger()
+        found = {"store": str(path), **_describe(state)}
+        federation = store.read("federation")
+        if federation is not None:
+            described = msgspec.msgpack.decode(federation)
+            found |= {"federation": described["name"], "rounds": described["rounds"]}
+        found["summaries"] = [line.detail for line in ledger if line.kind == "summary"]
+        found["ledger"] = [
+            msgspec.to_builtins(line) for line in ledger[len(ledger) - min(lines, len(ledger)) :]
+        ]
+        return found
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise StoreError(f"{path} is not the store of a cloud, a gateway or a device: {error!r}") from error
+    finally:
+        store.close()
+
+
+def _describe(state: dict[str, Any]) -> dict[str, Any]:
+    """The tier shows in its state: only the cloud clusters, only a gateway has posteriors."""
+    if not state:
+        return {"tier": "unknown", "phase": "new", "round": 0}
+    if "clustering" in state:
+        windows = (state["clustering"] or {"windows": {}})["windows"]
+        return {
+            "tier": "cloud",
+            "phase": state["phase"],
+            "round": state["round"],
+            "instance": state["instance"],
+            "waiting": list(state["waiting"]),
+            "assignment": {site: window["cluster"] for site, window in sorted(windows.items())},
+            "parts": {name: ref["hash"] for name, ref in sorted(state["parts"].items())},
+        }
+    task = state.get("task") or {}
+    common = {"phase": state["phase"], "round": task.get("round", 0)}
+    if "posteriors" in state:
+        spec = state["spec"] or {}
+        return {
+            "tier": "gateway",
+            **common,
+            "federation": spec.get("federation", {}).get("name"),
+            "instance": spec.get("instance"),
+            "waiting": list(state["waiting"]),
+            "posteriors": state["posteriors"],
+            "devices": state["members"],
+        }
+    return {"tier": "device", **common, "instance": state.get("instance")}
+
+
+def show(found: dict[str, Any]) -> list[str]:
+    """One store in plain lines."""
+    of = f" of {found['federation']}" if found.get("federation") else ""
+    rounds_of = f" of {found['rounds']}" if "rounds" in found else ""
+    lines = [f"{found['tier']}{of} ({found['store']}): {found['phase']}, round {found['round']}{rounds_of}"]
+    if found.get("waiting"):
+        lines.append(f"  waiting for {', '.join(found['waiting'])}")
+    if found.get("assignment"):
+        lines.append("  " + ", ".join(f"{site} -> cluster {k}" for site, k in found["assignment"].items()))
+    for device, posterior in sorted(found.get("posteriors", {}).items()):
+        lines.append(f"  {device}: Beta({posterior['a']:g}, {posterior['b']:g})")
+    if found["summaries"]:
+        last = [msgspec.convert(summary, RoundSummary) for summary in found["summaries"]]
+        lines += ["  " + rounds.header(), *("  " + rounds.line(summary) for summary in last)]
+    for line in found["ledger"]:
+        when = datetime.datetime.fromtimestamp(line["wall"]).isoformat(" ", "seconds")
+        detail = json.dumps(line["detail"], ensure_ascii=False)
+        shown = detail if len(detail) <= 160 else detail[:157] + "..."
+        lines.append(f"  {when}  round {line['round']}  {line['kind']}  {line['subject']}  {shown}")
+    return lines

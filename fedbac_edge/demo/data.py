@@ -1,0 +1,69 @@
+"""Data and description of a demonstration: Fashion-MNIST, cut over its devices, and federation.toml."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from export.files import write_bytes
+from fedbac_edge import config
+from fedbac_edge.commands import fashion, presets, shards
+from fedbac_edge.commands.federation_file import render
+from fedbac_edge.datasets import sources
+from fedbac_edge.datasets.partition import PartitionError, dirichlet
+from fedbac_edge.datasets.samples import Samples
+from fedbac_edge.federation import Federation
+
+if TYPE_CHECKING:
+    from fedbac_edge.demo.settings import Settings
+
+
+def prepare(settings: Settings) -> tuple[Federation, str]:
+    """Write shards and federation.toml; returns the federation and the partition's hash.
+
+    Raises DataError without Fashion-MNIST, PartitionError for a cut that leaves a device empty.
+    """
+    federation = config.check(described(settings))
+    model = federation.model
+    train = _draw(federation, "train", settings.samples, settings.seed)
+    test = _draw(federation, "test", settings.test_samples, settings.seed)
+    cut = dirichlet(
+        train.y,
+        test.y,
+        servers=settings.gateways,
+        clients=settings.devices,
+        alpha_server=settings.alpha_server,
+        alpha_client=settings.alpha_client,
+        seed=settings.seed,
+        classes=len(model.classes),
+        allow_tiny=settings.allow_tiny,
+    )
+    about = {"data": fashion.NAME, "classes": list(model.classes), "samples": [len(train), len(test)]}
+    written = shards.write(settings.data, cut, train, test, about)
+    empty = [shard.device for shard in written if shard.device and not shard.samples]
+    if empty:
+        raise PartitionError(
+            f"seed {settings.seed} leaves {', '.join(empty)} without samples: take another --seed"
+        )
+    write_bytes(render(federation).encode(), settings.federation)
+    return federation, cut.digest
+
+
+def _draw(federation: Federation, split: sources.Split, count: int, seed: int) -> Samples:
+    model = federation.model
+    every = sources.load(fashion.folder(), classes=model.classes, input_shape=model.input, split=split)
+    return shards.subset(every, count, seed, split)
+
+
+def described(settings: Settings) -> Federation:
+    """The preset with the options of this demonstration."""
+    preset = presets.demo("demo")
+    rate = preset.training.learning_rate if settings.learning_rate is None else settings.learning_rate
+    return msgspec.structs.replace(
+        preset,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        training=msgspec.structs.replace(preset.training, learning_rate=rate),
+        gateways=presets.roster(settings.gateways, settings.devices),
+    )
