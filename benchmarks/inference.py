@@ -219,8 +219,8 @@ report["busy"] = steps(200, lambda: session.predict(image))
 def training(model: Path) -> None:
     """PyTorch training in processes that have no session, then make one, then answer between the steps.
 
-    A thread pool that fights torch's would show as a drop of the second and third figure; a second block without
-    a session shows what the machine's own noise is.
+    A thread pool that fights torch's would show as a drop of the last two figures; the second block without a
+    session shows what the machine's own noise is.
     """
     reports = []
     for _ in range(4):
