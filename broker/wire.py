@@ -1,8 +1,8 @@
 """Typed messages as MessagePack maps: `{"v": wire version, "m": {"type": ..., fields}}`.
 
-msgspec reads the version and the envelope first (the message inside is only skipped over, nothing is made of it), then the
-message straight into one of the types that the caller expects. No header can ask for more memory than the
-payload has, and nothing is resolved by a name from the wire beyond that closed set.
+msgspec reads the version and the envelope first (the message inside is only skipped over, nothing is made of
+it), then the message straight into one of the types that the caller expects. No header can ask for more
+memory than the payload has, and nothing is resolved by a name from the wire beyond that closed set.
 """
 
 from __future__ import annotations

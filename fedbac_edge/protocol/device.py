@@ -225,6 +225,7 @@ class Device:
         task = self.state.task
         assert isinstance(task, TrainTask)
         update = DeviceUpdate(
+            instance=self.state.instance,
             device=self.name,
             round=task.round,
             base={role: ref.hash for role, ref in task.parts.items()},
@@ -254,6 +255,7 @@ class Device:
         task = self.state.task
         assert isinstance(task, EvaluateTask)
         scores = DeviceScores(
+            instance=self.state.instance,
             device=self.name,
             round=task.round,
             scores=dict(event.scores),

@@ -29,10 +29,17 @@ from fedbac_edge.protocol.messages import (
 NORM_FACTOR = 10.0
 NORM_HISTORY = 200
 NORM_MINIMUM = 20
+SAMPLES_LIMIT = 10**12
+LOSS_LIMIT = 1e300
+"""Far above what can be, and small enough that sums over a federation stay finite and can be sent on."""
+REASON_LENGTH = 400
 
 
 class Refused(ValueError):
-    """The update does not count; the message is the reason that its sender is told."""
+    """The update does not count; the message is the reason that its sender is told, cut to a line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason[:REASON_LENGTH])
 
 
 def admit_device_update(
@@ -43,12 +50,15 @@ def admit_device_update(
     if not isinstance(task, GatewayTask) or task.round != update.round or state.phase != "training":
         raise Refused(f"round {update.round} is not open here")
     assert federation is not None
+    check_instance(update.instance, task.instance)
     if update.device != device:
         raise Refused("the update names another device than the topic")
     if device not in state.asked:
         raise Refused("this device was not asked in this round")
     if not 0 < update.samples <= update.data:
         raise Refused(f"{update.samples} samples of {update.data}")
+    if not isfinite(update.loss):
+        raise Refused(f"training came to a loss of {update.loss}")
     check_score(update.holdout)
     check_score(update.previous)
     check_base(update.base, task.parts)
@@ -61,6 +71,7 @@ def admit_device_scores(state: GatewayState, device: str, scores: DeviceScores) 
     task = state.task
     if not isinstance(task, GatewayEvaluation) or task.round != scores.round or state.phase != "evaluating":
         raise Refused(f"the evaluation of round {scores.round} is not open here")
+    check_instance(scores.instance, task.instance)
     if scores.device != device or device not in state.asked:
         raise Refused("this device was not asked in this evaluation")
     if set(scores.scores) != set(task.candidates):
@@ -80,6 +91,7 @@ def admit_site_update(
     """A gateway's round at the cloud; returns the step's norm, 0 for a void round. Raises Refused."""
     if state.phase != "training" or update.round != state.round or gateway not in state.asked:
         raise Refused(f"round {update.round} is not open for this gateway")
+    check_instance(update.instance, state.instance)
     check_score(update.holdout)
     if update.void:
         return 0.0
@@ -93,6 +105,7 @@ def admit_site_scores(state: CloudState, gateway: str, scores: GatewayScores, cl
     """A gateway's evaluation at the cloud. Raises Refused."""
     if state.phase != "evaluating" or scores.round != state.round or gateway not in state.asked:
         raise Refused(f"the evaluation of round {scores.round} is not open for this gateway")
+    check_instance(scores.instance, state.instance)
     if not set(scores.scores) <= set(range(clusters)):
         raise Refused("scores of clusters that do not exist")
     for score in scores.scores.values():
@@ -103,6 +116,12 @@ def schema(federation: Federation) -> Schema:
     """What a part of this federation's model looks like."""
     model = federation.model
     return architecture(model.architecture, model.input, len(model.classes)).schema()
+
+
+def check_instance(found: str, expected: str) -> None:
+    """An answer kept since an earlier federation of this name must not count in this one."""
+    if found != expected:
+        raise Refused("it belongs to another federation that had this name")
 
 
 def check_base(base: Mapping[str, str], task: Parts) -> None:
@@ -132,7 +151,7 @@ def check_parts(
         try:
             part = unpack(parts[role], schema)
         except PartError as error:
-            raise Refused(f"{role}: {error}"[:400]) from error
+            raise Refused(f"{role}: {error}") from error
         if not is_finite(part):
             raise Refused(f"{role}: holds a number that is not finite")
         squares += distance(part, unpack(base[role], schema)) ** 2
@@ -145,6 +164,8 @@ def check_parts(
 
 
 def check_score(score: Score | None) -> None:
-    """A score that can be summed: finite loss, no more right answers than samples."""
-    if score is not None and not (isfinite(score.loss) and score.correct <= score.count):
+    """A score that can be summed: a loss that is a number, no more right answers than samples."""
+    if score is not None and not (
+        0 <= score.loss <= LOSS_LIMIT and score.correct <= score.count <= SAMPLES_LIMIT
+    ):
         raise Refused(f"a score that cannot be: {score.correct} of {score.count} right, loss {score.loss}")

@@ -350,13 +350,14 @@ class Gateway:
             rewarded = selection.reward_paired(self.name, state, task)
         if not void:
             state.unrewarded, state.unrewarded_round = tuple(sorted(state.answers)), task.round
+        samples = sum(answer.samples for answer in state.answers.values())
+        known = sum(roster.member(state, name).samples for name in roster.names(self.name, state))
         update = GatewayUpdate(
+            instance=task.instance,
             round=task.round,
             parts={} if void else self._averages(),
-            samples=0 if void else sum(answer.samples for answer in state.answers.values()),
-            data=sum(
-                roster.member(self.state, device).samples for device in roster.names(self.name, self.state)
-            ),
+            samples=0 if void else samples,
+            data=max(samples, known),  # a device's data may have grown since it said how much it has
             holdout=sum((answer.holdout for answer in state.answers.values()), NO_SCORE),
             asked=len(state.asked),
             answered=len(state.answers),
@@ -413,6 +414,7 @@ class Gateway:
         late: list[Action] = [Settle(_task_key(device)) for device in state.waiting]
         silent: list[Action] = [Log("silent", device, task.round) for device in state.waiting]
         report = GatewayScores(
+            instance=task.instance,
             round=task.round,
             scores=scores,
             answered=answered,

@@ -20,9 +20,15 @@ Instance = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 Text = Annotated[str, Meta(max_length=500)]
 Round = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Cluster = Annotated[int, Meta(ge=0, le=1_000_000)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=10**12)]
+"""What one device says of itself; small enough that no sum over a federation leaves the range of Total."""
+Total = Annotated[int, Meta(ge=0, le=2**53)]
+"""A sum over the devices of a site: exact as a float, too."""
+Bytes = Annotated[int, Meta(ge=0)]
+"""A sum over sites, for people."""
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Loss = Annotated[float, Meta(ge=0)]
+Loss = float
+"""Anything goes over the wire: a NaN is refused at the gate, with a receipt that says so."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -44,8 +50,8 @@ Parts = dict[Name, PartRef]
 class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model on labelled samples: how many, how many right, summed cross-entropy."""
 
-    count: Count
-    correct: Count
+    count: Total
+    correct: Total
     loss: Loss
 
     def __add__(self, other: Score) -> Score:
@@ -117,11 +123,11 @@ class SiteSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cluster: Cluster
     accuracy: float | None = None
     """Hold-out accuracy of the served model that the round started from; None without hold-outs."""
-    holdout: Count = 0
+    holdout: Total = 0
     asked: Count = 0
     answered: Count = 0
     refused: Count = 0
-    samples: Count = 0
+    samples: Total = 0
     void: Text = ""
 
 
@@ -133,8 +139,8 @@ class RoundSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seconds: Seconds
     sites: dict[Name, SiteSummary]
     active_clusters: Count
-    up_bytes: Count
-    down_bytes: Count
+    up_bytes: Bytes
+    down_bytes: Bytes
     reassigned: dict[Name, Cluster] = {}
 
 
@@ -185,18 +191,19 @@ class Taken(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=
 class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Payload bytes of a round: `up` from devices, `down` to devices and gateway (models received)."""
 
-    up: Count = 0
-    down: Count = 0
+    up: Total = 0
+    down: Total = 0
 
 
 class GatewayUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-update"):
     """A gateway's round: averaged parts, or none with the reason in `void`."""
 
+    instance: Instance
     round: Round
     parts: dict[Name, bytes]
-    samples: Count
+    samples: Total
     """Samples that the participants really trained on."""
-    data: Count
+    data: Total
     """All training samples of the site, participants or not."""
     holdout: Score
     """The round's starting model on the participants' hold-outs."""
@@ -211,6 +218,7 @@ class GatewayUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class GatewayScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-scores"):
     """A gateway's evaluation phase: cluster -> summed score over its devices."""
 
+    instance: Instance
     round: Round
     scores: dict[Cluster, Score]
     answered: Count
@@ -253,6 +261,7 @@ class TaskReply(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 class DeviceUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="device-update"):
     """What a device learned in a round."""
 
+    instance: Instance
     device: Name
     round: Round
     base: dict[Name, Hash]
@@ -272,6 +281,7 @@ class DeviceUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class DeviceScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="device-scores"):
     """Cluster -> score on the device's hold-out."""
 
+    instance: Instance
     device: Name
     round: Round
     scores: dict[Cluster, Score]
