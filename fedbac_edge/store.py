@@ -106,10 +106,14 @@ class Blobs(Mapping[str, bytes]):
 class Store:
     """The store of one process. Not thread-safe: only the thread that made it may use it."""
 
-    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
-        """Open or create the file at `path`; None keeps everything in memory (simulation)."""
+    def __init__(self, path: Path | None, *, read_only: bool = False, durable: bool = True) -> None:
+        """Open or create the file at `path`; None keeps everything in memory.
+
+        Not `durable` (the laboratory): commits survive a kill -9 but not a power cut, and no other process
+        may open the file meanwhile. It saves the waiting for the disk.
+        """
         self._thread = threading.get_ident()
-        self._connection = _connect(path, read_only)
+        self._connection = _connect(path, read_only, durable)
         try:
             self._migrate(path, read_only)
         except sqlite3.DatabaseError as error:
@@ -326,8 +330,8 @@ class Store:
             )
 
 
-def _connect(path: Path | None, read_only: bool) -> sqlite3.Connection:
-    """Autocommit connection (transactions are ours), WAL, synchronous=FULL."""
+def _connect(path: Path | None, read_only: bool, durable: bool) -> sqlite3.Connection:
+    """Autocommit connection (transactions are ours), WAL, synchronous=FULL unless it need not last."""
     if path is None:
         return sqlite3.connect(":memory:", isolation_level=None)
     try:
@@ -337,8 +341,10 @@ def _connect(path: Path | None, read_only: bool) -> sqlite3.Connection:
             return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=10)
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+        if not durable:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"the store {path} cannot be opened: {error}") from error
     return connection
