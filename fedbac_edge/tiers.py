@@ -81,6 +81,7 @@ def device(
         topics.spec(federation): (messages.Spec,),
         topics.device(federation, gateway, name, "task"): (messages.TrainTask, messages.EvaluateTask),
         topics.device(federation, gateway, name, "receipt"): (messages.Receipt,),
+        topics.edge(federation, gateway, "status"): (messages.GatewayStatus,),
     }
     return Node(machine, store, federation, listens, wall)
 

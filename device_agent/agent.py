@@ -1,0 +1,237 @@
+"""`fedbac-agent join`: from settings to a device that stays in its federation until it is told to leave."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import platform
+import sys
+import threading
+from collections.abc import Iterator
+
+from broker.bus import Bus, Will
+from broker.mqtt import MqttBus
+from device_agent import identity, pipe
+from device_agent.narrator import Narrator
+from device_agent.settings import Settings
+from device_agent.voice import Voice, VoiceHandler
+from device_agent.worker import DataSource, TrainingWorker, WorkerError
+from fedbac_edge import discovery, tiers
+from fedbac_edge.datasets.samples import DataError
+from fedbac_edge.methods import UnknownMethod, method
+from fedbac_edge.models.catalog import UnknownArchitecture, architecture
+from fedbac_edge.protocol.device import Device, Profile
+from fedbac_edge.protocol.messages import Spec
+from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store, stopping_on_signals
+from fedbac_edge.store import StoreError
+
+GOODBYE_S = 2.0
+"""Seconds for the last words to the broker."""
+LEAVE_S = 4.5
+"""Seconds after which a device that was told to leave is gone, whatever its network does."""
+BACK_OFF_S = 0.5
+
+
+class Misconfigured(ValueError):
+    """This device cannot join with these settings: exit code 2. A sentence."""
+
+
+class Failed(RuntimeError):
+    """The device had to leave: exit code 1. A sentence."""
+
+
+def join(settings: Settings, voice: Voice) -> None:
+    """Join and stay; returns after SIGINT or SIGTERM. Main thread only. Raises Misconfigured, Failed."""
+    if importlib.util.find_spec("torch") is None:
+        raise Misconfigured("a device that joins trains, and needs torch: pip install 'fedbac-edge[train]'")
+    leaving = _Leaving()
+    handler = VoiceHandler(voice)
+    logging.getLogger().addHandler(handler)
+    try:
+        with stopping_on_signals(leaving.begin), identity.held(settings.state, settings.name) as name:
+            while not leaving.begun():
+                spec = _discover(settings, name, voice, leaving)
+                if spec is not None:
+                    _take_part(settings, name, spec, voice, leaving)
+        voice.say("left", "left")
+    except identity.IdentityError as error:
+        raise Misconfigured(str(error)) from error
+    except (identity.StateInUse, StoreError) as error:
+        raise Failed(str(error)) from error
+    finally:
+        logging.getLogger().removeHandler(handler)
+        leaving.end()
+
+
+class _Leaving:
+    """The wish to leave, what it stops, and the guarantee that it is granted."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._runtime: Runtime | None = None
+        # The store is whole at any moment and the trainer ends with us, so that leaving hard loses nothing.
+        self._last_resort = threading.Timer(LEAVE_S, _leave_hard)
+        self._last_resort.daemon = True
+
+    def begin(self) -> None:
+        """Called by the signal handler, perhaps more than once."""
+        if not self._asked.is_set():
+            self._asked.set()
+            self._last_resort.start()
+        if self._runtime is not None:
+            self._runtime.stop()
+
+    def begun(self) -> bool:
+        """True once the device is to leave."""
+        return self._asked.is_set()
+
+    @contextlib.contextmanager
+    def stops(self, runtime: Runtime) -> Iterator[None]:
+        """`begin` stops this runtime, too, if it has begun already."""
+        self._runtime = runtime
+        try:
+            if self.begun():
+                runtime.stop()
+            yield
+        finally:
+            self._runtime = None
+
+    def end(self) -> None:
+        """Left: nothing needs to be forced."""
+        self._last_resort.cancel()
+
+
+def _leave_hard() -> None:
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _discover(settings: Settings, name: str, voice: Voice, leaving: _Leaving) -> Spec | None:
+    try:
+        return discovery.find_spec(
+            settings.broker,
+            settings.federation,
+            f"fedbac:{settings.edge}:{name}",
+            lambda text: voice.say("waiting", text),
+            leaving.begun,
+        )
+    except discovery.Interrupted:
+        return None
+    except discovery.SeveralFederations as error:
+        raise Misconfigured(str(error)) from error
+    except discovery.DiscoveryError as error:
+        raise Failed(str(error)) from error
+
+
+def check_membership(spec: Spec, edge: str, name: str) -> None:
+    """Is there a place for this device, and can it do what is asked? Raises Misconfigured."""
+    federation = spec.federation
+    if federation.gateways and edge not in federation.gateways:
+        known = ", ".join(sorted(federation.gateways))
+        raise Misconfigured(
+            f"federation {federation.name} has no gateway {edge!r}; --edge is one of: {known}"
+        )
+    members = federation.gateways.get(edge, ())
+    if federation.eligibility == "roster" and name not in members:
+        raise Misconfigured(
+            f"the devices of gateway {edge} are listed in federation {federation.name}, and {name!r} is not "
+            f"among them; join as one of them with --name: {', '.join(members)}"
+        )
+    model = federation.model
+    try:
+        architecture(model.architecture, model.input, len(model.classes))
+        method(federation)
+    except (UnknownArchitecture, UnknownMethod) as error:
+        raise Misconfigured(
+            f"federation {federation.name} runs software {spec.software}: {error}; update this device"
+        ) from error
+
+
+def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving: _Leaving) -> None:
+    """Until the device leaves, or the federation under this name becomes another one."""
+    check_membership(spec, settings.edge, name)
+    source = DataSource(str(settings.data), settings.resize, settings.device)
+    with contextlib.closing(TrainingWorker(source, spec.federation)) as worker:
+        try:
+            opened = worker.open(leaving.begun)
+        except DataError as error:
+            raise Misconfigured(str(error)) from error
+        except WorkerError as error:
+            raise Failed(str(error)) from error
+        if opened is None:
+            return
+        federation = spec.federation.name
+        with opened_store(settings.state, f"{federation}.{settings.edge}") as store:
+            node = tiers.device(spec, settings.edge, name, _profile(opened), store)
+            assert isinstance(node.machine, Device)
+            narrator = Narrator(
+                voice.say,
+                node.machine,
+                f"joined {federation} as {name} at gateway {settings.edge} ({settings.broker}): "
+                f"{opened.summary}",
+                {
+                    "federation": federation,
+                    "gateway": settings.edge,
+                    "device": name,
+                    "samples": opened.samples,
+                    "holdout": opened.holdout,
+                },
+            )
+            narrator.overhear(node)
+
+            def open_bus(inbox: Inbox, will: Will) -> Bus:
+                return _Bus(settings, f"fedbac:{federation}:{settings.edge}:{name}", inbox, will)
+
+            runtime = Runtime(
+                store,
+                node,
+                open_bus,
+                worker,
+                observe=lambda node: narrator.observe(node, runtime.link),
+                until=lambda node: node.machine.state.instance != spec.instance,
+            )
+            try:
+                with leaving.stops(runtime), _reminding(narrator):
+                    runtime.run()
+            except Stopped as error:
+                raise Failed(str(error)) from error
+
+
+class _Bus(MqttBus):
+    """A bus that says goodbye in less time than a device has to leave."""
+
+    def __init__(self, settings: Settings, client_id: str, inbox: Inbox, will: Will) -> None:
+        super().__init__(settings.broker, client_id, inbox, will, back_off=BACK_OFF_S)
+
+    def close(self, timeout: float = GOODBYE_S) -> None:
+        super().close(timeout)
+
+
+def _profile(opened: pipe.Opened) -> Profile:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Profile(
+        samples=opened.labelled,
+        labelled=opened.labelled,
+        holdout=opened.holdout,
+        hardware=f"{platform.machine()}, {cores} cores",
+    )
+
+
+@contextlib.contextmanager
+def _reminding(narrator: Narrator) -> Iterator[None]:
+    """A thread that lets the narrator speak while nothing happens."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(1.0):
+            narrator.remind()
+
+    thread = threading.Thread(target=run, name="reminder", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

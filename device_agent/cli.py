@@ -1,0 +1,130 @@
+"""`fedbac-agent`: what a device's owner types. Nothing heavy is loaded before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from broker.topics import BadName
+from broker.url import BadUrl
+from device_agent import settings
+from device_agent.voice import Voice
+from fedbac_edge import __version__
+from fedbac_edge.datasets.samples import DataError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fedbac-agent")
+def main() -> None:
+    """A device of a fedbac federation: it trains on its own data, and answers with an exported model.
+
+    \b
+    fedbac-agent join --edge gw1 --data photos/
+    fedbac-agent infer --model cluster-0.onnx picture.png
+    """
+
+
+def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """The file's settings become click's defaults: below flags and variables, above our own defaults."""
+    if path is None and settings.DEFAULT_FILE.exists():
+        path = settings.DEFAULT_FILE
+    if path is not None:
+        try:
+            context.default_map = settings.read_file(path)
+        except settings.SettingsError as error:
+            raise click.UsageError(str(error), context) from error
+    return path
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[F], F]:
+    """An option with its FEDBAC_* variable, shown in the help."""
+    variable = "FEDBAC_" + names[0].removeprefix("--").upper()
+    return click.option(*names, envvar=variable, show_envvar=True, **attributes)
+
+
+@main.command(context_settings={"max_content_width": 110})
+@_option("--edge", metavar="NAME", help="The gateway that this device belongs to.")
+@_option(
+    "--broker",
+    metavar="URL",
+    default=settings.DEFAULT_BROKER,
+    show_default=True,
+    help="mqtt://[user[:password]@]host[:port], or mqtts:// for TLS.",
+)
+@_option(
+    "--data", metavar="PATH", help="Folder of pictures by class name, .npz with x and y, IDX, CIFAR, SVHN."
+)
+@_option("--name", metavar="ID", help="This device's name; made once and kept in --state when not given.")
+@_option(
+    "--state",
+    metavar="DIR",
+    help="Where identity and progress are kept. Default: /var/lib/fedbac/device for root, else "
+    "~/.local/state/fedbac/device; with --name: .../devices/NAME.",
+)
+@_option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="What to train on.",
+)
+@_option("--federation", metavar="NAME", help="Needed only when the broker holds more than one.")
+@_option("--ca", metavar="FILE", help="Authority that signed the broker's certificate (PEM, mqtts://).")
+@_option("--cert", metavar="FILE", help="This device's certificate (PEM).")
+@_option("--key", metavar="FILE", help="The key of --cert (PEM, not encrypted).")
+@_option("--resize", is_flag=True, help="Scale pictures of another size instead of refusing them.")
+@_option("--json", is_flag=True, help="One JSON object per line.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="FEDBAC_CONFIG",
+    show_envvar=True,
+    is_eager=True,
+    callback=_read_config,
+    help=f"TOML file with these options' long names as keys. Default: {settings.DEFAULT_FILE}, if there.",
+)
+def join(config: Path | None, json: bool, **chosen: Any) -> None:
+    """Join a federation at a gateway, train when asked, and stay until Ctrl-C or SIGTERM.
+
+    A flag goes before its FEDBAC_* variable, a variable before the file, the file before the default.
+
+    \b
+    fedbac-agent join --edge gw1 --data photos/
+    fedbac-agent join --edge gw1 --data train-images-idx3-ubyte.gz --broker mqtt://gateway.local
+    FEDBAC_EDGE=gw1 FEDBAC_DATA=samples.npz fedbac-agent join --name kitchen
+
+    Exit code 0 when it was told to leave, 1 when it had to, 2 when it cannot join like this.
+    """
+    try:
+        wanted = settings.checked(**chosen)
+    except (settings.SettingsError, BadName, BadUrl, DataError) as error:
+        raise click.UsageError(str(error)) from error
+    from device_agent import agent
+
+    voice = Voice(json)
+    try:
+        agent.join(wanted, voice)
+    except agent.Misconfigured as error:
+        raise click.UsageError(str(error)) from error
+    except agent.Failed as error:
+        raise click.ClickException(str(error)) from error
+
+
+@main.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    short_help="Name what is in images with an exported model.",
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def infer(arguments: tuple[str, ...]) -> None:
+    """Hand everything to the command of the package `export`, loaded only now."""
+    try:
+        from export.infer import infer as command
+    except ImportError as error:
+        raise click.ClickException(f"{error.name} is missing: pip install 'fedbac-edge[infer]'") from error
+    command.main(list(arguments), prog_name="fedbac-agent infer")

@@ -1,0 +1,85 @@
+"""Who this device is: a name made once, kept in its state directory, held by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from broker.topics import BadName, check_name
+
+
+class IdentityError(ValueError):
+    """The state directory belongs to another device, or is damaged; the message says what to do."""
+
+
+class StateInUse(RuntimeError):
+    """The state directory cannot be used now: another agent runs on it, or it cannot be written."""
+
+
+@contextlib.contextmanager
+def held(state: Path, name: str | None) -> Iterator[str]:
+    """The device's name, while `state` is locked against a second agent.
+
+    A new directory gets `name`, or a random one ("dev-" and eight hex digits); a known one keeps its own.
+    Raises IdentityError when `name` is not the stored one, StateInUse, BadName.
+    """
+    if name is not None:
+        check_name(name, "device")
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateInUse(
+            f"the state directory {state} cannot be used ({error.strerror}); choose another with --state"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StateInUse(
+                f"another agent runs on {state}; for a second device on this machine give --name or --state"
+            ) from None
+        yield _name(state, name)
+    finally:
+        os.close(lock)
+
+
+def _name(state: Path, wanted: str | None) -> str:
+    path = state / "identity"
+    try:
+        stored = check_name(path.read_text("utf-8").strip(), "device")
+    except FileNotFoundError:
+        chosen = wanted or f"dev-{secrets.token_hex(4)}"
+        _write(path, chosen)
+        return chosen
+    except (BadName, OSError, UnicodeDecodeError) as error:
+        raise IdentityError(
+            f"{path} holds no device's name ({error}); write the name into it, or delete it for a new one"
+        ) from error
+    if wanted is not None and wanted != stored:
+        raise IdentityError(
+            f"{state} belongs to device {stored}, not to {wanted}: use --name {stored}, or another --state"
+        )
+    return stored
+
+
+def _write(path: Path, name: str) -> None:
+    """All or nothing, and on the disk when this returns: a name that was used is never lost."""
+    new = path.with_name("identity.new")
+    try:
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(name + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise StateInUse(f"{path} cannot be written ({error.strerror}); choose another --state") from error

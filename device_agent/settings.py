@@ -1,0 +1,142 @@
+"""What a device's owner chooses: flag over FEDBAC_* variable over file over default.
+
+The file is TOML with the flags' long names as keys, for example
+
+    edge = "gw1"
+    broker = "mqtts://gateway.local"
+    data = "photos"            # relative paths are relative to the file's folder
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from broker.topics import check_name
+from broker.url import BrokerUrl
+from device_agent.data import MissingData
+from fedbac_edge.datasets.samples import DataError
+from fedbac_edge.datasets.sources import KINDS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_FILE = Path("/etc/fedbac/agent.toml")
+DEFAULT_BROKER = "mqtt://localhost:1883"
+Compute = Literal["auto", "cpu", "cuda"]
+_PATHS = ("data", "state", "ca", "cert", "key")
+
+
+class SettingsError(ValueError):
+    """The settings are wrong; the message names the file or flag and what is possible."""
+
+
+class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The file's keys; what is absent is left to the defaults."""
+
+    edge: str | None = None
+    broker: str | None = None
+    name: str | None = None
+    data: str | None = None
+    state: str | None = None
+    device: Compute | None = None
+    federation: str | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    resize: bool | None = None
+    json: bool | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A device's settings, checked as far as that goes without a broker."""
+
+    edge: str
+    broker: BrokerUrl
+    name: str | None
+    data: Path
+    state: Path
+    device: Compute
+    federation: str | None
+    resize: bool
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a file, paths made absolute. Raises SettingsError."""
+    try:
+        written = msgspec.convert(tomllib.loads(path.read_text("utf-8")), AgentFile)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        known = ", ".join(AgentFile.__struct_fields__)
+        raise SettingsError(f"{path}: {str(error).replace('`$.', '`')}; the settings are: {known}") from error
+    settings = msgspec.to_builtins(written)
+    for key in _PATHS:
+        if key in settings:
+            settings[key] = str(path.resolve().parent / settings[key])
+    return dict(settings)
+
+
+def default_state(name: str | None) -> Path:
+    """Where a device keeps its identity and its store when nobody says so.
+
+    Below /var/lib/fedbac for root, else below $XDG_STATE_HOME/fedbac or ~/.local/state/fedbac: `device`, or
+    `devices/NAME` for a device that was given a name, so that several fit on one machine.
+    """
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        base = Path("/var/lib")
+    else:
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "fedbac" / ("device" if name is None else f"devices/{name}")
+
+
+def checked(
+    *,
+    edge: str | None,
+    broker: str,
+    name: str | None,
+    data: str | None,
+    state: str | None,
+    device: Compute,
+    federation: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    resize: bool,
+) -> Settings:
+    """Settings that a device can join with. Raises SettingsError, BadName, BadUrl, DataError."""
+    if edge is None:
+        raise SettingsError(
+            "no gateway was given: which one does this device belong to? For example --edge gw1"
+        )
+    check_name(edge, "gateway")
+    if name is not None:
+        check_name(name, "device")
+    if federation is not None:
+        check_name(federation, "federation")
+    url = BrokerUrl.parse(broker, ca=ca or None, certificate=cert or None, key=key or None)
+    url.tls_context()  # reads the certificates: a wrong file is named now, not at the first connection
+    if data is None or not data.strip():
+        raise MissingData(edge)
+    if not Path(data).exists():
+        raise DataError(data, "there is no such file or folder", f"Give {KINDS}")
+    return Settings(
+        edge=edge,
+        broker=url,
+        name=name,
+        data=Path(data).absolute(),
+        state=Path(state) if state else default_state(name),
+        device=device,
+        federation=federation,
+        resize=resize,
+    )

@@ -1,0 +1,332 @@
+"""Training off the network thread and out of the agent's memory: a process of its own, kept warm for a while.
+
+The agent's process never imports torch and never holds the samples. The training process (`trainer`) is
+started when there is something to do, keeps data and torch loaded between jobs, and is ended when nothing was
+asked of it for `idle_s`. It may die of whatever it likes: the job is reported as failed, and the next job
+starts a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+
+import msgspec
+
+from device_agent import pipe
+from fedbac_edge.datasets.samples import DataError
+from fedbac_edge.federation import Federation
+from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, JobFailed, Trained, TrainJob
+
+IDLE_S = 120.0
+CANCEL_S = 0.8
+"""A job that is cancelled and goes on for so long is ended together with its process."""
+
+
+class WorkerError(RuntimeError):
+    """The training process could not be used; the message is a sentence."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a device's samples are, and which device of this machine trains on them."""
+
+    path: str
+    resize: bool = False
+    device: str = "auto"
+
+
+@dataclass
+class _Task:
+    """A job in the trainer's hands, or on its way there."""
+
+    number: int
+    job: Job
+    blobs: dict[str, bytes]
+    done: Callable[[Event], None]
+
+
+@dataclass
+class _Process:
+    """A living training process and our end of its socket."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+
+class TrainingWorker:
+    """A `fedbac_edge.runtime.Worker`. One thread of its own starts, feeds and ends the training process."""
+
+    def __init__(self, source: DataSource, federation: Federation, idle_s: float = IDLE_S) -> None:
+        self._order = pipe.Open(
+            path=source.path, resize=source.resize, device=source.device, federation=federation
+        )
+        self._idle_s = idle_s
+        self._lock = threading.RLock()  # `done` may start the next job
+        # Under the lock:
+        self._waiting: _Task | None = None
+        self._running: _Task | None = None
+        self._number = 0
+        self._dropped = 0  # jobs up to this number are nobody's any more
+        self._openings: deque[queue.SimpleQueue[pipe.Opened | pipe.NotOpened | str]] = deque()
+        self._process: _Process | None = None
+        self._closing = self._ended = False
+        # Of the thread alone:
+        self._opened: pipe.Opened | pipe.NotOpened | None = None  # what this process said of the data
+        self._kill_at: float | None = None
+        self._rest_at = 0.0
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_out, False)
+        self._thread = threading.Thread(target=self._run, name="training", daemon=True)
+        self._thread.start()
+
+    # --- any thread ---
+
+    def open(self, stop: Callable[[], bool] = lambda: False) -> pipe.Opened | None:
+        """Read the data and describe them; None when `stop()` became true meanwhile.
+
+        Raises DataError when they do not fit, WorkerError when the process died over them.
+        """
+        answer: queue.SimpleQueue[pipe.Opened | pipe.NotOpened | str] = queue.SimpleQueue()
+        with self._lock:
+            self._openings.append(answer)
+        self._wake()
+        while not stop():
+            try:
+                opened = answer.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            match opened:
+                case pipe.NotOpened(where=where, what=what, remedy=remedy):
+                    raise DataError(where, what, remedy)
+                case pipe.Opened():
+                    return opened
+                case reason:
+                    raise WorkerError(f"reading the data: {reason}")
+        return None
+
+    def start(self, job: Job, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
+        """See Worker.start. The blobs are read here, on the caller's thread."""
+        needed = {hash: blobs[hash] for hash in _hashes(job)}
+        with self._lock:
+            self._number += 1
+            self._dropped = self._number - 1
+            self._waiting = _Task(self._number, job, needed, done)
+        self._wake()
+
+    def cancel(self) -> None:
+        """See Worker.cancel; returns at once."""
+        with self._lock:
+            self._dropped = self._number
+            self._waiting = None
+        self._wake()
+
+    def close(self) -> None:
+        """See Worker.close: the training process is killed and reaped. A second call does nothing."""
+        with self._lock:
+            self._closing, self._dropped, self._waiting = True, self._number, None
+            if self._process is not None:
+                self._process.process.kill()
+        self._wake()
+        self._thread.join()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the training process, None while there is none."""
+        with self._lock:
+            return None if self._process is None else self._process.process.pid
+
+    def _wake(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it will wake anyway
+            if not self._ended:
+                os.write(self._wake_out, b"\0")
+
+    # --- the worker's thread ---
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._feed()
+                self._listen()
+        finally:
+            self._end_process()
+            with self._lock:
+                self._ended = True
+                os.close(self._wake_in)
+                os.close(self._wake_out)
+
+    def _feed(self) -> None:
+        """Start what is to be started, drop what is cancelled, end what is idle or deaf."""
+        now = time.monotonic()
+        with self._lock:
+            task, running = self._waiting, self._running
+            if running is None:
+                self._running, self._waiting = task, None
+            wanted = bool(self._openings) or self._running is not None
+        try:
+            if running is not None:
+                if running.number <= self._dropped:
+                    self._drop(running, now)
+            elif self._process is None and wanted:
+                self._begin_process()
+            elif self._opened is not None:
+                self._answer_openings(self._opened)
+            if running is None and task is not None and self._process is not None:
+                self._rest_at = now + self._idle_s
+                pipe.send(self._process.connection, _do(task))
+        except OSError as error:
+            self._lost(f"the training process could not be used ({error})")
+        if self._process is not None and not wanted and now >= self._rest_at:
+            self._end_process()
+
+    def _drop(self, running: _Task, now: float) -> None:
+        assert self._process is not None
+        if self._kill_at is None:
+            self._kill_at = now + CANCEL_S
+            pipe.send(self._process.connection, pipe.Cancel(number=running.number))
+        elif now >= self._kill_at:
+            self._end_process()
+            with self._lock:
+                self._running = None
+            self._kill_at = None
+            self._wake()
+
+    def _listen(self) -> None:
+        """Wait for orders, answers, or the next moment at which there is something to do."""
+        now = time.monotonic()
+        waits: list[Connection | int] = [self._wake_in]
+        moment: float | None = self._kill_at
+        if self._process is not None:
+            waits.append(self._process.connection)
+            if moment is None and self._running is None and not self._openings:
+                moment = self._rest_at
+        ready = wait(waits, None if moment is None else max(0.0, moment - now))
+        if self._wake_in in ready:
+            os.read(self._wake_in, 4096)
+        if self._process is not None and self._process.connection in ready:
+            try:
+                self._take(pipe.receive_answer(self._process.connection))
+            except (EOFError, OSError):
+                self._lost(self._cause())
+            except msgspec.MsgspecError as error:
+                self._lost(f"the training process sent what is no answer ({error})")
+
+    def _take(self, answer: pipe.FromTrainer) -> None:
+        self._rest_at = time.monotonic() + self._idle_s
+        match answer:
+            case pipe.Opened() | pipe.NotOpened():
+                self._opened = answer
+                self._answer_openings(answer)
+            case pipe.Done(number=number, trained=trained, evaluated=evaluated):
+                event: Trained | Evaluated | None = trained or evaluated
+                assert event is not None
+                self._finish(number, event)
+            case pipe.Failed(number=number, reason=reason):
+                self._finish(number, None, reason)
+            case pipe.Dropped(number=number):
+                self._finish(number, None, "cancelled")
+
+    def _finish(self, number: int, event: Event | None, reason: str = "") -> None:
+        """The running job is over; its `done` is called unless it was cancelled."""
+        with self._lock:
+            task, self._running = self._running, None
+            self._kill_at = None
+            if task is not None and task.number == number and number > self._dropped:
+                task.done(event or JobFailed(task.job.id, reason))
+        self._wake()
+
+    def _answer_openings(self, answer: pipe.Opened | pipe.NotOpened | str) -> None:
+        with self._lock:
+            asked = list(self._openings)
+            self._openings.clear()
+        for opening in asked:
+            opening.put(answer)
+
+    def _lost(self, reason: str) -> None:
+        """The process is gone: whatever it had to do has failed."""
+        self._end_process()
+        self._answer_openings(reason)
+        with self._lock:
+            task = self._running
+        if task is not None:
+            self._finish(task.number, None, reason)
+
+    def _cause(self) -> str:
+        """Why the process went, after its socket closed."""
+        assert self._process is not None
+        try:
+            code = self._process.process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            return "the training process closed its socket"
+        if code == -signal.SIGKILL:
+            return "the training process was killed (signal 9), most likely for lack of memory"
+        if code < 0:
+            return f"the training process died of signal {-code}"
+        return f"the training process ended by itself with exit code {code}"
+
+    # --- the process ---
+
+    def _begin_process(self) -> None:
+        """Start a trainer and let it read the data. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        threads = str(self._order.federation.training.threads)
+        try:
+            # A session of its own: Ctrl-C in the terminal reaches the agent alone, which ends its trainer.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "device_agent.trainer", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": threads,
+                    "OPENBLAS_NUM_THREADS": threads,
+                    # The agent's own modules, and nothing that lies in the working directory by chance.
+                    "PYTHONSAFEPATH": "1",
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        with self._lock:
+            self._process = _Process(process, Connection(ours.detach()))
+            if self._closing:
+                process.kill()
+        self._rest_at = time.monotonic() + self._idle_s
+        pipe.send(self._process.connection, self._order)
+
+    def _end_process(self) -> None:
+        """No trainer is left, whatever it was doing."""
+        with self._lock:
+            ending, self._process, self._opened = self._process, None, None
+        if ending is not None:
+            ending.connection.close()
+            ending.process.kill()
+            ending.process.wait()
+
+
+def _hashes(job: Job) -> set[str]:
+    if isinstance(job, TrainJob):
+        return {*job.parts.values(), *job.previous.values()}
+    return {hash for hashes in job.candidates.values() for hash in hashes.values()}
+
+
+def _do(task: _Task) -> pipe.Do:
+    if isinstance(task.job, EvaluateJob):
+        return pipe.Do(number=task.number, blobs=task.blobs, evaluate=task.job)
+    return pipe.Do(number=task.number, blobs=task.blobs, train=task.job)
