@@ -44,7 +44,6 @@ class _Kind(msgspec.Struct):
     type: str = ""
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _versions = msgspec.msgpack.Decoder(_Version)
 _envelopes = msgspec.msgpack.Decoder(_Envelope)
 _kinds = msgspec.msgpack.Decoder(_Kind)
@@ -52,7 +51,7 @@ _kinds = msgspec.msgpack.Decoder(_Kind)
 
 def encode(message: msgspec.Struct) -> bytes:
     """MessagePack bytes of a message, with its wire version. Equal messages give equal bytes."""
-    return _encoder.encode(_Envelope(WIRE_VERSION, msgspec.Raw(_encoder.encode(message))))
+    return msgspec.msgpack.encode(_Envelope(WIRE_VERSION, msgspec.Raw(_ordered(message))))
 
 
 def decode(payload: bytes, *types: type[T]) -> T:
@@ -75,6 +74,12 @@ def decode(payload: bytes, *types: type[T]) -> T:
     return _upgraded(envelope, types, expected)
 
 
+def _ordered(message: object) -> bytes:
+    """MessagePack with the keys of every map in order (msgspec's own packing orders text keys only)."""
+    plain = msgspec.to_builtins(message, builtin_types=(bytes,), order="deterministic")
+    return msgspec.msgpack.encode(plain)
+
+
 def _typed(message: msgspec.Raw | bytes, types: tuple[type[T], ...], expected: str) -> T:
     try:
         name = _kinds.decode(message).type
@@ -90,7 +95,7 @@ def _upgraded(envelope: _Envelope, types: tuple[type[T], ...], expected: str) ->
     """A message of the version before: rewritten as the newest, then held to the same types."""
     try:
         fields = msgspec.msgpack.decode(envelope.m, type=dict[str, Any])
-        newest = _encoder.encode(UPGRADES[envelope.v](fields))
+        newest = _ordered(UPGRADES[envelope.v](fields))
     except (*_UNREADABLE, KeyError, TypeError) as error:
         raise WireError(f"version {envelope.v} of {expected} cannot be read: {error!r}"[:400]) from error
     return _typed(newest, types, expected)

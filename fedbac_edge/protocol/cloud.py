@@ -141,10 +141,10 @@ class Cloud:
 
     def _presence(self, gateway: str, status: GatewayStatus, now: float) -> list[Action]:
         site = self.state.sites.setdefault(gateway, Site())
-        if status.session < site.session:
-            return []  # a late will of an earlier session
         came = status.state != "offline"
-        restarted = came and (not site.online or status.session > site.session)
+        if not came and status.session < site.session:
+            return []  # a late will of an earlier session; a birth with a lower number is a new store
+        restarted = came and (not site.online or status.session != site.session)
         site.online, site.session, site.ready = came, status.session, came and status.ready
         again: list[Action] = (
             [Resend(_task_key(gateway))] if restarted and gateway in self.state.waiting else []
@@ -265,8 +265,8 @@ class Cloud:
 
     def _update(self, gateway: str, update: GatewayUpdate, size: int, now: float) -> list[Action]:
         state = self.state
-        if update.round == state.round and gateway in state.reports:
-            return [self._receipt(gateway, "train", update.round, True)]  # counted once, said again
+        if _counted("train", update) == state.counted.get(gateway):
+            return [self._receipt(gateway, "train", update.round, True)]  # once, and said again
         try:
             base = self._served(state.parts, state.assignment.get(gateway, 0))
             norm = gate.admit_site_update(self.federation, state, gateway, update, base, self.blobs)
@@ -274,6 +274,7 @@ class Cloud:
             return self._refuse(gateway, "train", update.round, str(refusal), now)
         if not update.void:
             state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
+        state.counted = {**state.counted, gateway: _counted("train", update)}
         whole = self.federation.method.cloud_weight == "data"
         state.reports[gateway] = SiteReport(
             parts={} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())},
@@ -405,13 +406,14 @@ class Cloud:
 
     def _scores(self, gateway: str, scores: GatewayScores, size: int, now: float) -> list[Action]:
         state = self.state
-        if scores.round == state.round and gateway in state.scores:
+        if _counted("evaluate", scores) == state.counted.get(gateway):
             return [self._receipt(gateway, "evaluate", scores.round, True)]
         try:
             gate.admit_site_scores(state, gateway, scores, self.method.clusters)
         except gate.Refused as refusal:
             return self._refuse(gateway, "evaluate", scores.round, str(refusal), now)
         state.scores[gateway] = scores.scores
+        state.counted = {**state.counted, gateway: _counted("evaluate", scores)}
         up, down = state.traffic
         state.traffic = (up + scores.traffic.up + size, down + scores.traffic.down)
         line = Log("scored", gateway, scores.round, {"answered": scores.answered, "bytes": size})
@@ -465,6 +467,11 @@ class Cloud:
     def _receipt(self, gateway: str, kind: str, round: int, accepted: bool, reason: str = "") -> Send:
         receipt = Receipt(kind=kind, round=round, accepted=accepted, reason=reason[:400])
         return Send(Channel("receipt", gateway), receipt)
+
+
+def _counted(kind: str, report: GatewayUpdate | GatewayScores) -> tuple[str, str, int]:
+    """What is counted exactly once per gateway, whatever the link repeats."""
+    return (report.instance, kind, report.round)
 
 
 def _task_key(gateway: str) -> str:

@@ -50,6 +50,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     scores: dict[str, dict[int, Score]] = {}
     traffic: tuple[int, int] = (0, 0)
     """Evaluation phase: bytes up and down."""
+    counted: dict[str, tuple[str, str, int]] = {}
+    """Gateway -> (federation, kind, round) of its report that counted last."""
     refused: dict[str, str] = {}
     norms: list[float] = []
     seconds: list[float] = []

@@ -83,8 +83,7 @@ class Gateway:
 
     def kept(self) -> Set[str]:
         """Base parts and accepted updates, until the cloud's receipt."""
-        answers = () if self.state.phase == "idle" else self.state.answers.values()
-        hashes = {hash for answer in answers for hash in answer.parts.values()}
+        hashes = {hash for answer in self.state.answers.values() for hash in answer.parts.values()}
         if self.state.phase == "scoring":
             hashes |= set(self.state.averaged.values())
         if isinstance(self.state.task, GatewayTask):
@@ -163,10 +162,10 @@ class Gateway:
 
     def _presence(self, device: str, status: DeviceStatus) -> list[Action]:
         member = self.state.members.setdefault(device, Member())
-        if status.session < member.session:
-            return []  # a late will of an earlier session
         came = status.state != "offline"
-        restarted = came and (not member.online or status.session > member.session)
+        if not came and status.session < member.session:
+            return []  # a late will of an earlier session; a birth with a lower number is a new store
+        restarted = came and (not member.online or status.session != member.session)
         member.online, member.session, member.seen = came, status.session, True
         if came:
             member.samples, member.holdout = status.samples, status.holdout
@@ -256,9 +255,9 @@ class Gateway:
         ]
 
     def _update(self, device: str, update: DeviceUpdate, size: int, now: float) -> list[Action]:
-        state, task = self.state, self.state.task
-        if isinstance(task, GatewayTask) and task.round == update.round and device in state.answers:
-            return [self._device_receipt(device, "train", update.round, True)]  # counted once, said again
+        state = self.state
+        if _counted("train", update) == state.counted.get(device):
+            return [self._device_receipt(device, "train", update.round, True)]  # once, and said again
         state.sent += size
         try:
             norm = gate.admit_device_update(state, device, update, self.blobs)
@@ -274,6 +273,7 @@ class Gateway:
             received=update.received,
             sent=size,
         )
+        state.counted = {**state.counted, device: _counted("train", update)}
         state.received += update.received
         state.waiting = tuple(name for name in state.waiting if name != device)
         detail = {
@@ -391,8 +391,8 @@ class Gateway:
         return [*sends, *self._close_when_done(now)]
 
     def _device_scores(self, device: str, scores: DeviceScores, size: int, now: float) -> list[Action]:
-        state, task = self.state, self.state.task
-        if isinstance(task, GatewayEvaluation) and task.round == scores.round and device in state.scores:
+        state = self.state
+        if _counted("evaluate", scores) == state.counted.get(device):
             return [self._device_receipt(device, "evaluate", scores.round, True)]
         state.sent += size
         try:
@@ -400,6 +400,7 @@ class Gateway:
         except gate.Refused as refusal:
             return self._refuse(device, "evaluate", scores.round, str(refusal), now)
         state.scores[device] = scores.scores
+        state.counted = {**state.counted, device: _counted("evaluate", scores)}
         state.received += scores.received
         state.waiting = tuple(name for name in state.waiting if name != device)
         return [
@@ -470,7 +471,7 @@ class Gateway:
             or (receipt.kind, receipt.round) != (_kind(task), task.round)
         ):
             return []
-        state.phase = "idle"  # who answered stays known until the next task: a repeated update is not new
+        state.phase, state.answers, state.scores = "idle", {}, {}
         detail: dict[str, Any] = {"accepted": receipt.accepted, "why": receipt.reason}
         return [Settle(REPORT), Log("receipt", receipt.kind, receipt.round, detail)]
 
@@ -513,6 +514,11 @@ def _kind(task: GatewayTask | GatewayEvaluation) -> str:
 
 def _order(task: GatewayTask | GatewayEvaluation) -> tuple[int, int]:
     return (task.round, isinstance(task, GatewayEvaluation))
+
+
+def _counted(kind: str, answer: DeviceUpdate | DeviceScores) -> tuple[str, str, int]:
+    """What is counted exactly once per device, whatever the link repeats."""
+    return (answer.instance, kind, answer.round)
 
 
 def _task_key(device: str) -> str:

@@ -48,6 +48,8 @@ class GatewayState(msgspec.Struct, kw_only=True):
     waiting: tuple[str, ...] = ()
     answers: dict[str, Answer] = {}
     scores: dict[str, dict[int, Score]] = {}
+    counted: dict[str, tuple[str, str, int]] = {}
+    """Device -> (federation, kind, round) of its last answer that counted: said again, it gets a receipt."""
     refused: dict[str, str] = {}
     received: int = 0
     """Bytes of models: fetched by this gateway and, as they report, by its devices."""
