@@ -76,18 +76,20 @@ class Gateway:
         return self.state.timers
 
     def wanted(self) -> Mapping[str, PartRef]:
-        """The round's parts: updates are held against the base that they started from."""
-        if self.state.phase != "fetching" or not isinstance(self.state.task, GatewayTask):
+        """The parts that updates are held against, or those to score where the site does it itself."""
+        if self.state.phase != "fetching" or self.state.task is None:
             return {}
-        return {ref.hash: ref for ref in self.state.task.parts.values() if ref.hash not in self.blobs}
+        return {ref.hash: ref for ref in _parts(self.state.task) if ref.hash not in self.blobs}
 
     def kept(self) -> Set[str]:
         """Base parts and accepted updates, until the cloud's receipt."""
         hashes = {hash for answer in self.state.answers.values() for hash in answer.parts.values()}
         if self.state.phase == "scoring":
             hashes |= set(self.state.averaged.values())
-        if isinstance(self.state.task, GatewayTask):
-            hashes |= {ref.hash for ref in self.state.task.parts.values()}
+        task, federation = self.state.task, self.state.federation
+        own = federation is not None and federation.evaluation == "test"
+        if isinstance(task, GatewayTask) or (task is not None and own):
+            hashes |= {ref.hash for ref in _parts(task)}
         return hashes
 
     def status(self, state: str) -> Send:
@@ -133,7 +135,7 @@ class Gateway:
                 return self._receipt(receipt)
             case Fetched():
                 self.state.received += event.size
-                return self._ask_when_complete(now)
+                return self._go_on_when_complete(now)
             case Evaluated(scores=scores) if self.state.phase == "scoring" and event.job == self._job_id():
                 return self._report_update(now, scores[0])
             case Evaluated(scores=scores) if self.state.phase == "evaluating" and event.job == self._job_id():
@@ -198,16 +200,23 @@ class Gateway:
         state.received = state.sent = 0
         state.timers = {"deadline": now + task.deadline_s}
         begun: list[Action] = [*dropped, Settle(REPORT), self._taken(task), Log("task", kind, task.round)]
-        if isinstance(task, GatewayTask):
+        if isinstance(task, GatewayTask) or self._federation().evaluation == "test":
             state.phase = "fetching"
-            return [*begun, *self._ask_when_complete(now)]
+            return [*begun, *self._go_on_when_complete(now)]
         state.phase = "evaluating"
         return [*begun, *self._ask_scores(task, now)]
 
-    def _ask_when_complete(self, now: float) -> list[Action]:
+    def _go_on_when_complete(self, now: float) -> list[Action]:
         state, task = self.state, self.state.task
-        if state.phase != "fetching" or self.wanted() or not isinstance(task, GatewayTask):
+        if state.phase != "fetching" or self.wanted() or task is None:
             return []
+        if isinstance(task, GatewayTask):
+            return self._ask_updates(task, now)
+        state.phase = "evaluating"
+        return [Work(self._evaluation(task))]
+
+    def _ask_updates(self, task: GatewayTask, now: float) -> list[Action]:
+        state = self.state
         state.phase = "training"
         choice = selection.select(self.name, state, task.round)
         state.asked = state.waiting = choice.chosen
@@ -312,7 +321,7 @@ class Gateway:
     def _close(self, now: float) -> list[Action]:
         """The round ends here, by the last answer or by the deadline."""
         state, task = self.state, self.state.task
-        if isinstance(task, GatewayEvaluation) and state.phase == "evaluating":
+        if isinstance(task, GatewayEvaluation) and state.phase in ("fetching", "evaluating"):
             total: dict[int, Score] = {}
             for _, scores in sorted(state.scores.items()):
                 for cluster, score in sorted(scores.items()):
@@ -323,7 +332,7 @@ class Gateway:
         late: list[Action] = [Settle(_task_key(device)) for device in state.waiting]
         silent: list[Action] = [Log("silent", device, task.round) for device in state.waiting]
         federation = self._federation()
-        if federation.evaluation == "test" and len(state.answers) >= federation.deadlines.min_updates:
+        if federation.evaluation == "test" and len(state.answers) >= max(1, federation.deadlines.min_updates):
             state.phase = "scoring"
             return [*late, *silent, *self._score_again()]
         return [*late, *silent, *self._report_update(now, None)]
@@ -343,10 +352,10 @@ class Gateway:
         if len(state.answers) < max(1, federation.deadlines.min_updates):
             needed = federation.deadlines.min_updates
             void = f"{len(state.answers)} updates of {len(state.asked)} asked, {needed} needed"
-        rewarded: list[Log]
+        rewarded: list[Log] = []
         if own is not None:
             rewarded = selection.reward_own(self.name, state, task, own)
-        else:
+        elif federation.evaluation == "holdout":
             rewarded = selection.reward_paired(self.name, state, task)
         if not void:
             state.unrewarded, state.unrewarded_round = tuple(sorted(state.answers)), task.round
@@ -372,9 +381,7 @@ class Gateway:
     # --- evaluation ---
 
     def _ask_scores(self, task: GatewayEvaluation, now: float) -> list[Action]:
-        state, federation = self.state, self._federation()
-        if federation.evaluation == "test":
-            return [Work(self._evaluation(task))]
+        state = self.state
         able = tuple(
             name
             for name in roster.names(self.name, self.state)
@@ -510,6 +517,12 @@ class Gateway:
 
 def _kind(task: GatewayTask | GatewayEvaluation) -> str:
     return "train" if isinstance(task, GatewayTask) else "evaluate"
+
+
+def _parts(task: GatewayTask | GatewayEvaluation) -> list[PartRef]:
+    if isinstance(task, GatewayTask):
+        return list(task.parts.values())
+    return [ref for parts in task.candidates.values() for ref in parts.values()]
 
 
 def _order(task: GatewayTask | GatewayEvaluation) -> tuple[int, int]:
