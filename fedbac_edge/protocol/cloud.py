@@ -127,8 +127,7 @@ class Cloud:
         drawn = {name: pack(part) for name, part in self.method.initial(self.model, federation.seed).items()}
         state.parts = {name: PartRef(name, digest(data), len(data)) for name, data in drawn.items()}
         state.phase, state.round = "gathering", 0
-        if federation.eligibility == "roster":
-            state.timers = {"gather": now + federation.deadlines.gather_s}
+        state.timers = {"gather": now + federation.deadlines.gather_s}
         spec = Spec(federation=federation, instance=state.instance, software=__version__)
         keeps = [Keep(digest(data), data) for data in drawn.values()]
         return [
@@ -145,11 +144,12 @@ class Cloud:
         if not came and status.session < site.session:
             return []  # a late will of an earlier session; a birth with a lower number is a new store
         restarted = came and (not site.online or status.session != site.session)
-        site.online, site.session, site.ready = came, status.session, came and status.ready
+        was_ready, site.ready = site.ready, came and status.ready
+        site.online, site.session = came, status.session
         again: list[Action] = (
             [Resend(_task_key(gateway))] if restarted and gateway in self.state.waiting else []
         )
-        if self.state.phase == "gathering" and self._complete():
+        if self.state.phase == "gathering" and not was_ready and self._complete():
             return [*again, *self._begin(now)]
         return again
 
@@ -169,12 +169,29 @@ class Cloud:
 
     def _gathered(self, now: float) -> list[Action]:
         """The wait is over: start with who is there, or wait on when nobody is."""
-        self.state.timers = {}
-        if not any(self._site(gateway).online for gateway in self._members()):
+        roster = self.federation.eligibility == "roster"
+        sites = [self._site(gateway) for gateway in self._members()]
+        if not any(site.online if roster else site.ready for site in sites):
             self.state.timers = {"gather": now + self.federation.deadlines.gather_s}
             return [Log("nobody", "", self.state.round)]
         missing = [gateway for gateway in self._members() if not self._site(gateway).ready]
-        return [Log("missing", "", self.state.round, {"gateways": missing}), *self._begin(now)]
+        waited: list[Action] = (
+            [Log("missing", "", self.state.round, {"gateways": missing})] if missing else []
+        )
+        return [*waited, *self._begin(now)]
+
+    def _go_on(self, now: float) -> list[Action]:
+        """The next round; after a void one not at once, or a fleet in trouble would burn its rounds.
+
+        Sites that did not even report may be cut off, or the cloud is: they are heard again first.
+        """
+        state = self.state
+        if not state.void:
+            return self._begin(now)
+        for gateway in state.silent:
+            state.sites[gateway] = Site(session=self._site(gateway).session)
+        state.phase, state.timers = "gathering", {"gather": now + self.federation.deadlines.deadline_min_s}
+        return [self.status("gathering")]
 
     # --- a training round ---
 
@@ -188,7 +205,7 @@ class Cloud:
             else tuple(gateway for gateway in members if self._site(gateway).ready)
         )
         if not state.asked:
-            state.phase, state.timers = "gathering", {}
+            state.phase, state.timers = "gathering", {"gather": now + federation.deadlines.gather_s}
             return [Log("nobody", "", state.round), self.status("gathering")]
         joined = self._assign_new(state.asked)
         state.phase, state.round, state.began = "training", state.round + 1, now
@@ -231,13 +248,12 @@ class Cloud:
             return []
         clusters = self.method.clusters
         places = linucb.initial_assignment([*known, *fresh], clusters, federation.method.initial)
-        assignment = {
-            **{name: window.cluster for name, window in known.items()},
-            **{g: places[g] for g in fresh},
-        }
-        begun = linucb.start(assignment, clusters, federation.assignment.arms)
-        arms = begun.arms if state.clustering is None else state.clustering.arms
-        state.clustering = linucb.Clustering(arms, {**begun.windows, **known})
+        if state.clustering is None:
+            state.clustering = linucb.start(places, clusters, federation.assignment.arms)
+        else:
+            for gateway in fresh:
+                progress = state.round / federation.rounds
+                state.clustering = linucb.join(state.clustering, gateway, places[gateway], progress)
         return [Log("assigned", gateway, state.round + 1, {"cluster": places[gateway]}) for gateway in fresh]
 
     def _served(self, generation: Mapping[str, PartRef], cluster: int) -> Parts:
@@ -289,6 +305,7 @@ class Cloud:
                 samples=update.samples,
                 void=update.void,
             ),
+            took=max(0.0, now - state.began - update.waited),
             up=update.traffic.up + size,
             down=update.traffic.down,
         )
@@ -330,7 +347,7 @@ class Cloud:
         """The phase ends here, by the last report or by the deadline."""
         late: list[Action] = [Settle(_task_key(gateway)) for gateway in self.state.waiting]
         silent: list[Action] = [Log("silent", gateway, self.state.round) for gateway in self.state.waiting]
-        self.state.waiting, self.state.timers = (), {}
+        self.state.silent, self.state.waiting, self.state.timers = self.state.waiting, (), {}
         match self.state.phase:
             case "training":
                 return [*late, *silent, *self._close_training(now)]
@@ -344,7 +361,8 @@ class Cloud:
         fresh = averaging.two_phases(
             state.reports, self.method, state.assignment, self.blobs, self.model.schema()
         )
-        state.seconds = [*state.seconds, now - state.began][-deadlines.HISTORY :]
+        took = max((r.took for r in state.reports.values() if r.weight), default=now - state.began)
+        state.seconds, state.void = [*state.seconds, took][-deadlines.HISTORY :], not fresh
         summary = summaries.of_training(state, now)
         published = self._advance(fresh)
         closed = [
@@ -359,7 +377,7 @@ class Cloud:
         )
         if sweep or state.round >= federation.rounds:
             return [*closed, *self._evaluate(now)]
-        return [*closed, *self._begin(now)]
+        return [*closed, *self._go_on(now)]
 
     def _advance(self, fresh: Mapping[str, bytes]) -> list[Action]:
         """Make `fresh` the newest generation: store, publish what changed, clear what is older than two."""
@@ -443,7 +461,7 @@ class Cloud:
         if last:
             state.phase = "finished"
             return [*actions, Log("finished", "", state.round, self._hashes()), self.status("finished")]
-        return [*actions, *self._begin(now)]
+        return [*actions, *self._go_on(now)]
 
     def _warm(self, copies: Mapping[str, str]) -> list[Action]:
         """Option: a cluster that becomes active begins with the network its first server leaves."""
@@ -451,7 +469,12 @@ class Cloud:
             origin = self.state.parts[source]
             self.state.parts[name] = PartRef(name, origin.hash, origin.size)
         return [
-            Log("warm start", name, self.state.round, {"from": source}) for name, source in copies.items()
+            action
+            for name, source in copies.items()
+            for action in (
+                Log("warm start", name, self.state.round, {"from": source}),
+                Announce(self.state.parts[name], self.state.round),
+            )
         ]
 
     # --- for people ---

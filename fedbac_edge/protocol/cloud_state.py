@@ -26,6 +26,8 @@ class SiteReport(msgspec.Struct, kw_only=True):
     parts: dict[str, str]
     weight: int
     summary: SiteSummary
+    took: float
+    """Seconds until it came, less those that the gateway waited in vain; makes the next deadline."""
     up: int
     down: int
 
@@ -46,6 +48,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     sites: dict[str, Site] = {}
     asked: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Who had not answered when the latest phase was closed."""
     reports: dict[str, SiteReport] = {}
     scores: dict[str, dict[int, Score]] = {}
     traffic: tuple[int, int] = (0, 0)
@@ -55,7 +59,9 @@ class CloudState(msgspec.Struct, kw_only=True):
     refused: dict[str, str] = {}
     norms: list[float] = []
     seconds: list[float] = []
-    """Durations of the latest rounds."""
+    """What the latest rounds took; those of devices that never answered do not count."""
+    void: bool = False
+    """The latest round brought no update at all."""
     began: float = 0.0
     last: RoundSummary | None = None
     timers: dict[str, float] = {}

@@ -1,7 +1,8 @@
 """How long a round may take: twice the 90th percentile of past rounds, within configured bounds.
 
 A deadline travels as a duration and each tier leaves the one above time to close, so that a dead device
-costs its own update and not its gateway's.
+costs its own update and not its gateway's. What a round took is the time until the last update that counted:
+a device that is gone for good does not draw out the rounds of the others.
 """
 
 from __future__ import annotations

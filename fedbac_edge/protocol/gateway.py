@@ -282,7 +282,7 @@ class Gateway:
             received=update.received,
             sent=size,
         )
-        state.counted = {**state.counted, device: _counted("train", update)}
+        state.counted, state.answered = {**state.counted, device: _counted("train", update)}, now
         state.received += update.received
         state.waiting = tuple(name for name in state.waiting if name != device)
         detail = {
@@ -373,6 +373,7 @@ class Gateway:
             refused=len(state.refused),
             traffic=Traffic(up=state.sent, down=state.received),
             seconds=now - state.began,
+            waited=0.0 if void else now - state.answered,
             void=void,
         )
         state.phase, state.waiting, state.timers = "reported", (), {}

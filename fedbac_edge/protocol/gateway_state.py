@@ -51,6 +51,8 @@ class GatewayState(msgspec.Struct, kw_only=True):
     counted: dict[str, tuple[str, str, int]] = {}
     """Device -> (federation, kind, round) of its last answer that counted: said again, it gets a receipt."""
     refused: dict[str, str] = {}
+    answered: float = 0.0
+    """When the last update that counted came."""
     received: int = 0
     """Bytes of models: fetched by this gateway and, as they report, by its devices."""
     sent: int = 0

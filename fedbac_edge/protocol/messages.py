@@ -212,6 +212,8 @@ class GatewayUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     refused: Count
     traffic: Traffic
     seconds: Seconds
+    waited: Seconds
+    """Of these, spent after the last update that counted, waiting for the others in vain."""
     void: Text = ""
 
 
