@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from broker.topics import BadName, check_name
+from fedbac_edge.bandits.thompson import participants
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import UnknownArchitecture, architecture
@@ -75,6 +76,15 @@ def check(federation: Federation) -> Federation:
     if federation.eligibility == "roster" and not federation.gateways:
         raise FederationError(
             "eligibility = 'roster' needs [gateways], for example: gw1 = ['dev-1', 'dev-2']"
+        )
+    asked = {
+        g: participants(federation.selection.participation, len(d)) for g, d in federation.gateways.items()
+    }
+    if federation.eligibility == "roster" and min(asked.values()) < federation.deadlines.min_updates:
+        few = min(asked, key=lambda gateway: asked[gateway])
+        raise FederationError(
+            f"[deadlines] min_updates = {federation.deadlines.min_updates}, but {few} asks only {asked[few]} "
+            "of its devices in a round: every round would be void"
         )
     if federation.deadlines.deadline_min_s > federation.deadlines.deadline_max_s:
         raise FederationError("[deadlines] deadline_min_s is larger than deadline_max_s")

@@ -16,6 +16,7 @@ Natural = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 
 
@@ -31,7 +32,7 @@ class ModelTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """(channels, height, width) of an image."""
     classes: tuple[str, ...]
     """Names in label order; folders of images are mapped by these names."""
-    mean: tuple[float, ...] = (0.5,)
+    mean: tuple[Finite, ...] = (0.5,)
     std: tuple[Positive, ...] = (0.5,)
     """Normalisation per channel of pixels scaled to 0..1."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,13 +111,15 @@ class Store:
         Not `durable` (the laboratory): commits survive a kill -9 but not a power cut, and no other process
         may open the file meanwhile. It saves the waiting for the disk.
         """
-        self._thread = threading.get_ident()
         self._connection = _connect(path, read_only, durable)
         try:
             self._migrate(path, read_only)
         except sqlite3.DatabaseError as error:
             self._connection.close()
             raise StoreError(f"{path} is not a store of this software ({error}); move it away") from error
+        except StoreError:
+            self._connection.close()
+            raise
         self.blobs = Blobs(self._connection)
 
     def close(self) -> None:
@@ -275,7 +276,7 @@ class Store:
             self._connection.execute(
                 """DELETE FROM spool WHERE topic = ?1 AND transfer NOT IN (
                        SELECT transfer FROM spool WHERE topic = ?1
-                       GROUP BY transfer ORDER BY MAX(arrived) DESC LIMIT 4)""",
+                       GROUP BY transfer ORDER BY MAX(arrived) DESC, MAX(rowid) DESC LIMIT 4)""",
                 (topic,),
             )
         return here == count
@@ -322,8 +323,13 @@ class Store:
                 f"{path} was written by newer software: store version {version}, this one knows "
                 f"{SCHEMA_VERSION}; update this software"
             )
-        if read_only:
-            return
+        if version == 0 and self._connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+            raise StoreError(f"{path} is a database of another software; give another path")
+        if read_only and version < SCHEMA_VERSION:
+            raise StoreError(
+                f"{path} has store version {version}, this software needs {SCHEMA_VERSION}: start the "
+                "process that owns it once, which brings it up to date"
+            )
         for step in range(version + 1, SCHEMA_VERSION + 1):
             self._connection.executescript(
                 f"BEGIN; {_MIGRATIONS[step]} PRAGMA user_version = {step}; COMMIT;"

@@ -31,11 +31,10 @@ def cloud(federation: Federation, instance: str, store: Store, wall: Callable[[]
     Raises StoreError when the store belongs to a federation with other settings.
     """
     stored = store.read("federation")
-    written = msgspec.msgpack.encode(federation)
     if stored is None:
         with store.transaction():
-            store.write("federation", written)
-    elif stored != written:
+            store.write("federation", msgspec.msgpack.encode(federation))
+    elif _decode(stored, Federation) != federation:  # by value: newer software may have settings more
         raise StoreError(
             f"this store belongs to a run of {federation.name!r} with other settings; "
             "use another --state, or put the settings back"
@@ -88,7 +87,11 @@ def device(
 
 def _state(store: Store, kind: type[S]) -> S | None:
     stored = store.read("machine")
+    return None if stored is None else _decode(stored, kind)
+
+
+def _decode(stored: bytes, kind: type[S]) -> S:
     try:
-        return None if stored is None else msgspec.msgpack.decode(stored, type=kind)
+        return msgspec.msgpack.decode(stored, type=kind)
     except msgspec.DecodeError as error:
         raise StoreError(f"the stored state is not readable as {kind.__name__}: {error}") from error
