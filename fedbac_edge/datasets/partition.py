@@ -50,7 +50,7 @@ class PartitionError(ValueError):
     """Settings that give no partition, or a file that holds none."""
 
 
-class TinyServer(PartitionError):  # noqa: N818 - the fault is the server, named for it
+class TinyServer(PartitionError):
     """A server would be judged on too few test samples."""
 
 
