@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from broker import reasons
 from broker.bus import BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
 from broker.link import Answer, Answered, Arrived, Complaint, Down, Link, LinkSettings, Waker
-from broker.url import BrokerUrl
+from broker.url import BadUrl, BrokerUrl
 from broker.windows import Incoming, Message, Outgoing
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ class MqttBus:
     """A `Bus` over MQTT 5 with a session that outlives its connections.
 
     Args:
-        url: the broker; its certificate files are read here (BadUrl).
+        url: the broker; its certificate files are read here (BadUrl), and again for every connection, so
+            that certificates can be replaced under a running process.
         client_id: stable, and unique in the broker.
         inbox: receives every BusEvent, from the bus's own thread.
         will: published (QoS 1, retained) by the broker when this client vanishes.
@@ -88,7 +89,7 @@ class MqttBus:
             maximum_packet=maximum_packet,
             connect_timeout=connect_timeout,
         )
-        self._context = url.tls_context()
+        url.tls_context()
         self._inbox = inbox
         self._back_off, self._back_off_cap = back_off, back_off_cap
         self._waker = Waker()
@@ -169,6 +170,8 @@ class MqttBus:
             except Exception as error:  # a thread that dies silently would be worse than any retry
                 log.exception("%s: the connection failed in an unforeseen way", self._settings.client_id)
                 accepted, reason, final = False, f"unforeseen: {error!r}", False
+            if not accepted and (dates := self._settings.url.dates_trouble()):
+                reason, final = f"{reason}; {dates}", False  # a new certificate, or a set clock, will help
             if self._is_done():
                 return
             if accepted or final or reason != self._told:
@@ -186,7 +189,11 @@ class MqttBus:
     def _connection(self) -> tuple[bool, str, bool]:
         """One connection from its opening to its end: was it accepted, why it ended, is that final."""
         broker = str(self._settings.url)
-        link = Link(self._settings, self._context, self._waker)
+        try:
+            context = self._settings.url.tls_context()
+        except BadUrl as error:  # it was good before: somebody is replacing the files
+            return False, str(error), False
+        link = Link(self._settings, context, self._waker)
         try:
             link.open()
         except (OSError, ValueError) as error:

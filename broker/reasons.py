@@ -30,8 +30,12 @@ _CERTIFICATE_ALERTS = (
     "CERTIFICATE_EXPIRED",
     "CERTIFICATE_REVOKED",
     "CERTIFICATE_UNKNOWN",
+    "UNSUPPORTED_CERTIFICATE",
     "ALERT_ACCESS_DENIED",
 )
+
+# OpenSSL's verification results that a set clock or a rotated certificate will change (x509_vfy.h).
+_NOT_YET_VALID, _EXPIRED = 9, 10
 
 
 def of_code(code: int, name: str, client: str) -> tuple[str, bool]:
@@ -45,7 +49,8 @@ def of_error(error: BaseException, broker: str) -> tuple[str, bool]:
     """Sentence for what opening a connection raised, and whether it is final."""
     match error:
         case ssl.SSLCertVerificationError():
-            return f"the certificate of {broker} is not to be trusted: {error.verify_message}", True
+            final = error.verify_code not in (_NOT_YET_VALID, _EXPIRED)
+            return f"the certificate of {broker} is not to be trusted: {error.verify_message}", final
         case ssl.SSLError() if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
             return f"{broker} does not speak TLS on this port: use mqtt://, or its TLS port", True
         case ssl.SSLEOFError() | ConnectionResetError():

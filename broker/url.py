@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from broker import certificate_dates
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 _EXAMPLE = "write it like mqtt://gateway.local:1883 or mqtts://user:password@broker.example.org"
@@ -106,6 +109,27 @@ class BrokerUrl:
                     f"{self.certificate} and {self.key} are no certificate with its unencrypted key ({error})"
                 ) from None
         return context
+
+    def dates_trouble(self, now: datetime | None = None) -> str:
+        """Why the dates of our own certificate keep us out, as a sentence; empty when they do not."""
+        if self.certificate is None:
+            return ""
+        try:
+            validity = certificate_dates.of_file(self.certificate)
+        except (OSError, certificate_dates.NoCertificate):
+            return ""
+        now = now or datetime.now(timezone.utc)
+        if now > validity.ends:
+            return (
+                f"our certificate {self.certificate} expired on {validity.ends:%Y-%m-%d %H:%M} UTC: "
+                f"put a new one in its place (fedbac keys rotate)"
+            )
+        if now < validity.begins:
+            return (
+                f"our certificate {self.certificate} is valid from {validity.begins:%Y-%m-%d %H:%M} UTC, and "
+                f"the clock here says {now:%Y-%m-%d %H:%M}: set the clock"
+            )
+        return ""
 
 
 def _check(parts: SplitResult, port: int | None) -> None:
