@@ -40,7 +40,10 @@ def load_library(model: LeNet) -> ctypes.CDLL:
     if os.name != "posix":
         raise NoKernel(f"kernels are built on POSIX systems only, this is {os.name}")
     compiler = find_compiler()
-    source = SOURCE.read_bytes()
+    try:
+        source = SOURCE.read_bytes()
+    except OSError as error:
+        raise NoKernel(f"the kernel's source is not installed: {error}") from error
     macros = kernel_macros(model)
     identity = "\n".join([compiler, _version(compiler), *FLAGS, *macros, processor()]).encode()
     name = f"lenet-{hashlib.sha256(source + identity).hexdigest()[:24]}.so"

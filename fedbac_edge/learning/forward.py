@@ -26,7 +26,7 @@ def logits_of(model: Architecture, part: Part, device: str = "cpu") -> Logits:
             return _compiled(model, part)
         except NoKernel:
             pass
-    return _torch(model, part, device)
+    return torch_logits(model, part, device)
 
 
 def _compiled(model: LeNet, part: Part) -> Logits:
@@ -35,7 +35,8 @@ def _compiled(model: LeNet, part: Part) -> Logits:
     return lambda x: kernel.logits(x, row, work)
 
 
-def _torch(model: Architecture, part: Part, device: str) -> Logits:
+def torch_logits(model: Architecture, part: Part, device: str = "cpu") -> Logits:
+    """The same through torch, on any device."""
     module = network(model)
     load(module, part)
     module.to(device).eval()

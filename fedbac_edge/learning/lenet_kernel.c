@@ -353,11 +353,15 @@ INLINE void linear_weight(scratch *s, const int in, const int out_count, const i
 static void load_block(scratch *s, const float *x, int count) {
     const int size = CHANNELS * HEIGHT * WIDTH;
     vec *out = &s->x[0][0][0];
-    if (count < LANES) memset(out, 0, sizeof s->x);
-    for (int n = 0; n < count; n++) {
-        const float *image = x + (size_t)n * size;
-        float *lane = (float *)out + n;
-        for (int i = 0; i < size; i++) lane[(size_t)i * LANES] = image[i];
+    if (count == LANES) {
+        for (int i = 0; i < size; i++) {
+            UNROLL for (int n = 0; n < LANES; n++) out[i][n] = x[n * size + i];
+        }
+    } else {
+        memset(out, 0, sizeof s->x);
+        for (int i = 0; i < size; i++) {
+            for (int n = 0; n < count; n++) out[i][n] = x[n * size + i];
+        }
     }
 }
 
