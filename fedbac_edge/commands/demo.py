@@ -22,9 +22,9 @@ from fedbac_edge.commands.options import FILE, json_option
     help="auto: Mosquitto when it is installed.",
 )
 @click.option("--out", type=FILE, help="Folder for all of it.  [default: demo/run-<time>]")
-@click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 @click.option(
-    "--samples", type=click.IntRange(100), default=12_000, show_default=True, help="Training images."
+    "--samples", type=click.IntRange(100), default=20_000, show_default=True, help="Training images."
 )
 @click.option("--test-samples", type=click.IntRange(10), default=10_000, show_default=True)
 @click.option(

@@ -46,7 +46,7 @@ ABOUT: dict[str, str] = {
     "training.cluster_l2": "lambda of lambda * ||K||^2, on the cluster's network only.",
     "training.threads": "CPU threads for training. Part of the result: sums depend on their order.",
     "training.backend": 'How it is computed: "auto" takes the fastest that a device has\n'
-    '("compiled", "fused", "reference"). Results are the same bit by bit only where all devices take the same.',
+    '("compiled", "fused", "reference"). Same results bit by bit need the same everywhere.',
     "[selection]": "Which devices a gateway asks in a round.",
     "selection.method": '"thompson": the ones that helped before, by Thompson sampling. "random": any.',
     "selection.participation": "Share of a gateway's devices that is asked.",

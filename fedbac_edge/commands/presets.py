@@ -64,10 +64,10 @@ def demo(name: str) -> Federation:
     """Small enough for minutes, with both bandits at work: ranked selection from round 3, a sweep every 3."""
     return Federation(
         name=name,
-        rounds=12,
+        rounds=15,
         eligibility="roster",
         model=FASHION_MODEL,
-        training=TrainingTable(epochs=1, batch_size=32, learning_rate=0.05),
+        training=TrainingTable(epochs=1, batch_size=32, learning_rate=0.03),
         selection=SelectionTable(participation=0.75, warm_up=2),
         assignment=AssignmentTable(every=3),
         deadlines=DeadlineTable(gather_s=120.0),

@@ -11,10 +11,10 @@ from fedbac_edge.protocol.messages import RoundSummary
 
 COLUMNS = (
     ("round", 5),
-    ("phase", 9),
-    ("hold-out", 9),
-    ("worst site", 16),
-    ("best site", 16),
+    ("phase", 8),
+    ("hold-out", 8),
+    ("worst site", 12),
+    ("best site", 12),
     ("clusters", 8),
     ("asked", 5),
     ("answered", 8),
@@ -28,7 +28,7 @@ COLUMNS = (
 
 def header() -> str:
     """The headings, aligned with `line`."""
-    return "  ".join(f"{name:>{width}}" for name, width in COLUMNS)
+    return " ".join(f"{name:>{width}}" for name, width in COLUMNS)
 
 
 def line(summary: RoundSummary) -> str:
@@ -56,7 +56,7 @@ def line(summary: RoundSummary) -> str:
     )
     notes = [f"{site} -> cluster {cluster}" for site, cluster in sorted(summary.reassigned.items())]
     notes += [f"{name}: {site.void}" for name, site in sorted(summary.sites.items()) if site.void]
-    aligned = "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+    aligned = " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
     return "  ".join([aligned, *notes])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import msgspec
 from broker.run import choose
 from fedbac_edge.demo.children import Child, Children
 from fedbac_edge.protocol.messages import RoundSummary
-from fedbac_edge.store import Store
+from fedbac_edge.store import Store, StoreError
 
 if TYPE_CHECKING:
     from fedbac_edge.commands.views import View
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 POLL_S = 0.1
 FEDBAC = "fedbac_edge.cli"
-AGENT = "device_agent.cli"
+AGENT = "device_agent"
 
 
 def environment() -> dict[str, str]:
@@ -77,6 +76,7 @@ def start_tiers(children: Children, settings: Settings, federation: Federation, 
                 device,
                 [
                     *(AGENT, "join", "--edge", gateway, "--name", device, "--device", "cpu"),
+                    *("--federation", federation.name),
                     *common,
                     *("--data", str(settings.data / gateway / f"{device}.npz")),
                     *("--state", str(settings.state / device)),
@@ -105,7 +105,10 @@ def follow(children: Children, cloud: Child, settings: Settings, view: View) -> 
 def _summaries(path: Path, after: int) -> list[tuple[int, RoundSummary]]:
     if not path.exists():
         return []
-    store = Store(path, read_only=True)
+    try:
+        store = Store(path, read_only=True)
+    except StoreError:  # the cloud is just making it
+        return []
     try:
         return [
             (line.id, msgspec.convert(line.detail, RoundSummary))
@@ -117,6 +120,3 @@ def _summaries(path: Path, after: int) -> list[tuple[int, RoundSummary]]:
 
 def _read(log: Path) -> bytes:
     return log.read_bytes() if log.exists() else b""
-
-
-Say = Callable[[str], None]

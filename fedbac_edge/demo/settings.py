@@ -13,8 +13,8 @@ class Settings:
 
     out: Path
     broker: Literal["auto", "mosquitto", "embedded"] = "auto"
-    rounds: int = 12
-    samples: int = 12_000
+    rounds: int = 15
+    samples: int = 20_000
     test_samples: int = 10_000
     gateways: int = 2
     devices: int = 4

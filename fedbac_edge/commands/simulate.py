@@ -1,0 +1,271 @@
+"""`fedbac simulate`: a whole federation on this machine, with the code that will be deployed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from fedbac_edge.commands.failures import Failed, Misconfigured, explained
+from fedbac_edge.commands.options import FILE, json_option
+
+if TYPE_CHECKING:
+    from fedbac_edge.simulation.journal import Row
+    from fedbac_edge.simulation.scenario import Scenario
+
+
+@click.command()
+@click.argument("what", required=False, metavar="[PRESET|FEDERATION.TOML]")
+@click.option("--method", metavar="NAME", help="fedbac, fixed, single, random, hierfavg, ifca ...")
+@click.option("--participation", type=click.FloatRange(0, 1, min_open=True), help="Share of devices asked.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of training.")
+@click.option("--seed", type=click.IntRange(0), help="Of every draw, the partition's included.")
+@click.option("--form", type=click.Choice(["per-server", "per-class", "planted"]), help="How data are cut.")
+@click.option("--data", type=FILE, metavar="PATH", help="The data set; known ones are looked for.")
+@click.option("--faults", default="", metavar="LIST", help="For example drop=0.1,crash=0.02,delay=0.5.")
+@click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any setting; may repeat.")
+@click.option("--allow-tiny", is_flag=True, help="Accept servers with under 100 test samples.")
+@click.option("--workers", type=click.IntRange(1), help="Processes. [default: one per usable core]")
+@click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/PRESET-METHOD-SEED]")
+@click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
+@json_option("JSON lines instead of a table.")
+def simulate(what: str | None, out: Path | None, resume: bool, workers: int | None, **options: Any) -> None:
+    """Simulate a federation: every device, gateway and the cloud, on a virtual clock.
+
+    The same seed gives the same models, bit by bit, with any number of workers, and after a kill and
+    --resume too. Results go to a folder; `fedbac report` compares several.
+
+    \b
+    Example: the paper's setting, and its baseline
+      fedbac simulate paper/fashion-mnist-0.1
+      fedbac simulate paper/fashion-mnist-0.1 --method hierfavg
+    Example: a quick look
+      fedbac simulate paper/cifar10-0.5 --data cifar-10-binary.tar.gz --rounds 10 --set cut.samples=5000
+    Example: a fleet's own description and data
+      fedbac simulate federation.toml --data photos.npz --faults drop=0.1,crash=0.02
+    """
+    from fedbac_edge.simulation import run
+    from fedbac_edge.simulation.pool import Pool, PoolError
+    from fedbac_edge.simulation.scenario import ScenarioError
+
+    as_json, data = options.pop("as_json"), options.pop("data")
+    try:
+        with explained():
+            if what is None:
+                if out is None or not resume:
+                    raise click.UsageError("give a preset or a federation.toml, or --resume with --out")
+                scenario = run.read_about(out).scenario
+            else:
+                scenario = _scenario(what, data, **options)
+            out = out or _folder(scenario)
+            place = _data(scenario, data)
+            with Pool(workers) as pool, _showing(scenario, as_json) as view:
+                view.began(scenario, out, pool.workers)
+                result = run.simulate(scenario, out, place, pool, resume=resume, tell=view.row)
+                view.ended(result, out)
+    except ScenarioError as error:
+        raise Misconfigured(str(error)) from error
+    except PoolError as error:
+        raise Failed(str(error)) from error
+    except KeyboardInterrupt:
+        raise Failed(f"stopped; `fedbac simulate --resume --out {out}` goes on") from None
+
+
+def _scenario(
+    what: str,
+    data: Path | None,
+    method: str | None,
+    participation: float | None,
+    rounds: int | None,
+    seed: int | None,
+    form: str | None,
+    faults: str,
+    settings: tuple[str, ...],
+    allow_tiny: bool,
+) -> Scenario:
+    import msgspec
+
+    from fedbac_edge import config
+    from fedbac_edge.simulation import presets
+    from fedbac_edge.simulation.faults import Faults
+    from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, check, with_settings
+
+    if what.endswith(".toml"):
+        if data is None:
+            raise Misconfigured("a federation of your own needs its data: --data PATH")
+        federation = config.load(Path(what))
+        scenario = Scenario(
+            method=federation.method.name, federation=federation, cut=Cut(data=str(data.resolve()))
+        )
+    else:
+        scenario = presets.preset(what)
+    if method is not None:
+        scenario = presets.with_method(scenario, method)
+    named: dict[str, Any] = {
+        "selection.participation": participation,
+        "rounds": rounds,
+        "seed": seed,
+        "cut.seed": seed,
+        "cut.form": form,
+        "cut.allow_tiny": "true" if allow_tiny else None,
+    }
+    given = [f"{name}={value}" for name, value in named.items() if value is not None]
+    scenario = with_settings(scenario, [*given, *settings])
+    try:
+        scenario = msgspec.structs.replace(scenario, faults=Faults.parse(faults))
+    except ValueError as error:
+        raise ScenarioError(f"--faults: {error}") from error
+    return check(scenario)
+
+
+def _folder(scenario: Scenario) -> Path:
+    kind = (scenario.preset or scenario.federation.name).removeprefix("paper/").replace("/", "-")
+    return Path("runs") / f"{kind}-{scenario.method}-seed{scenario.federation.seed}"
+
+
+def _data(scenario: Scenario, given: Path | None) -> Path:
+    """Where the data set lies: as given, as a path of the scenario, or where it is usually found."""
+    from fedbac_edge.commands import fashion
+    from fedbac_edge.simulation.presets import MODELS
+
+    if given is not None:
+        return given
+    if scenario.cut.data == fashion.NAME:
+        return fashion.folder()
+    if scenario.cut.data in MODELS:
+        raise Misconfigured(f"say where {scenario.cut.data} lies: --data PATH")
+    return Path(scenario.cut.data)
+
+
+class _View(Protocol):
+    def began(self, scenario: Scenario, out: Path, workers: int) -> None: ...
+
+    def row(self, row: Row) -> None: ...
+
+    def ended(self, result: Any, out: Path) -> None: ...
+
+
+_COLUMNS = (
+    ("round", 5),
+    ("accuracy", 8),
+    ("sigma", 5),
+    ("worst", 5),
+    ("best", 5),
+    ("clusters", 8),
+    ("devices", 7),
+    ("sent", 9),
+    ("seconds", 7),
+)
+
+
+class _Lines:
+    """A line per round."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+
+    def say(self, text: str) -> None:
+        click.echo(text)
+
+    def began(self, scenario: Scenario, out: Path, workers: int) -> None:
+        federation = scenario.federation
+        devices = sum(len(devices) for devices in federation.gateways.values())
+        self.say(
+            f"{scenario.method} on {scenario.cut.data} ({scenario.cut.form}, alpha {scenario.cut.alpha_server:g}): "
+            f"{len(federation.gateways)} servers, {devices} devices, {federation.rounds} rounds, "
+            f"seed {federation.seed}, {workers} workers -> {out}"
+        )
+        self.say("  ".join(f"{name:>{width}}" for name, width in _COLUMNS))
+
+    def row(self, row: Row) -> None:
+        if row.accuracy is None:
+            if row.moved:
+                moves = ", ".join(f"{server} -> {cluster}" for server, cluster in sorted(row.moved.items()))
+                self.say(f"{row.round:>5}  moved: {moves}")
+            return
+        shares = (row.accuracy, row.sigma or 0.0, row.worst or 0.0, row.best or 0.0)
+        asked = sum(server.asked for server in row.servers.values())
+        answered = sum(len(server.participants) for server in row.servers.values())
+        cells = (
+            str(row.round),
+            *(f"{100 * share:.2f}" for share in shares),
+            str(row.active_clusters),
+            f"{answered}/{asked}",
+            f"{(row.traffic.sent_up + row.traffic.sent_down) / 1e6:.1f} MB",
+            f"{row.wall_s:.1f}",
+        )
+        self.say("  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)))
+
+    def ended(self, result: Any, out: Path) -> None:
+        self.say(
+            f"accuracy {100 * result.accuracy:.2f} % (last ten rounds {100 * result.accuracy_last:.2f} %, over "
+            f"servers: sigma {100 * result.sigma:.2f}, worst {100 * result.worst:.2f}, best "
+            f"{100 * result.best:.2f}), {result.active_clusters} active clusters"
+        )
+        self.say(f"models {result.hash}")
+
+
+class _Terminal(_Lines):
+    """The lines above a bar with the time left."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__(total)
+        self._console = Console(highlight=False)
+        self.progress = Progress(
+            TextColumn("rounds"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self._console,
+            transient=True,
+            speed_estimate_period=600.0,
+        )
+        self._task = self.progress.add_task("", total=total)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def row(self, row: Row) -> None:
+        super().row(row)
+        self.progress.update(self._task, completed=row.round)
+
+
+class _Json:
+    """One object per line: {"event": "start" | "round" | "result", ...}."""
+
+    def began(self, scenario: Scenario, out: Path, workers: int) -> None:
+        self._say("start", {"out": str(out), "workers": workers}, scenario)
+
+    def row(self, row: Row) -> None:
+        self._say("round", {}, row)
+
+    def ended(self, result: Any, out: Path) -> None:
+        self._say("result", {"out": str(out)}, result)
+
+    def _say(self, event: str, more: dict[str, Any], value: Any) -> None:
+        import msgspec
+
+        click.echo(json.dumps({"event": event, **more, **msgspec.to_builtins(value)}))
+
+
+@contextlib.contextmanager
+def _showing(scenario: Scenario, as_json: bool) -> Iterator[_View]:
+    import sys
+
+    total = scenario.federation.rounds
+    if as_json:
+        yield _Json()
+    elif sys.stdout.isatty():
+        view = _Terminal(total)
+        with view.progress:
+            yield view
+    else:
+        yield _Lines(total)
