@@ -292,7 +292,7 @@ class MqttBus:
 
     def _settle(self, message: Message, refused: str) -> None:
         if refused:
-            log.warning("%s was not published: %s", message.topic, refused)
+            log.debug("%s was not published: %s", message.topic, refused)  # the owner of the token tells
         if message.token:
             self._inbox.put(Published(message.token, refused))
 

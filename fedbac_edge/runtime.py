@@ -19,7 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from broker import access, topics
 from broker.bus import Bus, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
+from fedbac_edge import selftest
 from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
 from fedbac_edge.node import Node
 from fedbac_edge.protocol.engine import Event, Job, JobFailed
@@ -27,6 +29,8 @@ from fedbac_edge.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 
+NOT_AUTHORIZED = "not authorized"
+"""MQTT 5's name of reason 0x87, in lower case."""
 IDLE_S = 3600.0
 """The longest wait when no timer is due."""
 
@@ -80,6 +84,9 @@ class Runtime:
         self._observe, self._until = observe, until
         self._inbox: Inbox = queue.SimpleQueue()
         self._bus = open_bus(self._inbox, node.will())
+        self._test = self._self_test(node)
+        self._topics: dict[int, str] = {}
+        """Token -> topic of what the broker has not answered yet."""
         self.link = "connecting"
         """For people: "connected", or why not."""
 
@@ -100,8 +107,8 @@ class Runtime:
 
     def _loop(self) -> None:
         while not self._settled():
-            due = self._node.due()
-            wait = IDLE_S if due is None else max(0.0, due - time.monotonic())
+            due = [when for when in (self._node.due(), self._test.due()) if when is not None]
+            wait = max(0.0, min(due) - time.monotonic()) if due else IDLE_S
             try:
                 event = self._inbox.get(timeout=min(wait, IDLE_S))
             except queue.Empty:
@@ -110,8 +117,9 @@ class Runtime:
                 if isinstance(event, _Stop):
                     return
                 self._take(event)
-                if (due := self._node.due()) is not None and due <= time.monotonic():
+                if (next_due := self._node.due()) is not None and next_due <= time.monotonic():
                     self._carry_out(self._node.tick(time.monotonic()))
+            self._test.tick(time.monotonic())
             self._observe(self._node)
 
     def _settled(self) -> bool:
@@ -120,13 +128,20 @@ class Runtime:
 
     def _take(self, event: BusEvent | _Done) -> None:
         now = time.monotonic()
+        if not isinstance(event, _Done) and self._test.take(event, now):
+            if isinstance(event, Delivery):
+                self._bus.acknowledge(event.ticket)
+            return
         match event:
             case Delivery(topic, payload, _, ticket):
                 self._carry_out(self._node.delivered(topic, payload, now))
                 self._bus.acknowledge(ticket)
             case Published(token, refused):
-                if refused:
-                    log.warning("the broker refused a message: %s", refused)
+                topic = self._topics.pop(token, "")
+                if NOT_AUTHORIZED in refused.lower():
+                    self._test.denied("publish on", topic, refused)
+                elif refused:
+                    log.warning("the broker refused a message on %s: %s", topic, refused)
                 self._carry_out(self._node.published(token, refused))
             case Connected(session_present, maximum_packet):
                 self.link = "connected"
@@ -137,9 +152,8 @@ class Runtime:
                 if final:
                     raise Stopped(reason)
                 log.info("%s", reason)
-            case Subscribed(filter, granted):
-                if not granted:
-                    log.error("the broker denies the topic %s: check its access list", filter)
+            case Subscribed():
+                pass
             case _Done(done):
                 self._carry_out(self._node.finished(done, now))
 
@@ -147,6 +161,7 @@ class Runtime:
         for effect in effects:
             match effect:
                 case Publish(topic, payload, retain, token):
+                    self._topics[token] = topic
                     self._bus.publish(topic, payload, retain, token)
                 case Subscribe(filter):
                     self._bus.subscribe(filter)
@@ -163,6 +178,23 @@ class Runtime:
             self._inbox.put(_Done(JobFailed(job.id, "no worker here")))
         else:
             self._worker.start(job, self._store.blobs, lambda event: self._inbox.put(_Done(event)))
+
+    def _self_test(self, node: Node) -> selftest.SelfTest:
+        own = topics.parse(node.will().topic)
+        assert own is not None
+        user = access.user_name(own.gateway, own.device)
+
+        def deny(denial: selftest.Denial) -> None:
+            log.error("%s; %s", denial, selftest.remedy(user))
+
+        return selftest.SelfTest(
+            user,
+            selftest.plan(node.federation, own.gateway, own.device),
+            lambda topic, token: self._bus.publish(topic, b"", token=token),
+            self._bus.subscribe,
+            self._bus.unsubscribe,
+            deny,
+        )
 
     def _say_goodbye(self) -> None:
         if self.link == "connected":
