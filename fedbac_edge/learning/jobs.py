@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.federation import Federation
-from fedbac_edge.learning.settings import Cancelled, Evaluation, Normalisation
+from fedbac_edge.learning.settings import Backend, Cancelled, Evaluation, Normalisation
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import Architecture, architecture
 from fedbac_edge.parts import Part, is_finite, pack, unpack
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Job, Trained, TrainJob
 from fedbac_edge.protocol.messages import NO_SCORE, Score
 from fedbac_edge.randomness import generator
+
+
+Path = Literal["auto", Backend]
 
 
 class JobError(ValueError):
@@ -46,7 +50,7 @@ def perform(
     bench = _Bench(blobs, federation, holdout.labelled(), device, cancelled)
     if isinstance(job, EvaluateJob):
         return Evaluated(job=job.id, scores=bench.score_each(job.candidates))
-    return _train(job, bench, train, cancelled)
+    return _train(job, bench, train, federation.training.backend, cancelled)
 
 
 def training_seed(seed: tuple[int | str, ...]) -> list[int]:
@@ -61,7 +65,10 @@ def training_seed(seed: tuple[int | str, ...]) -> list[int]:
     return [int(word) for word in generator(first, *purpose).bit_generator.random_raw(4)]
 
 
-def _train(job: TrainJob, bench: _Bench, train: Samples, cancelled: Callable[[], bool]) -> Trained:
+def _train(
+    job: TrainJob, bench: _Bench, train: Samples, path: Path, cancelled: Callable[[], bool]
+) -> Trained:
+    from fedbac_edge.learning.compiler import NoKernel
     from fedbac_edge.learning.local import train_jointly
 
     labelled = train.labelled()
@@ -70,17 +77,21 @@ def _train(job: TrainJob, bench: _Bench, train: Samples, cancelled: Callable[[],
     # The paired change: both models on the same hold-out, before anything is trained.
     score = bench.score(job.parts)
     previous = bench.score(job.previous) if job.previous else None
-    update = train_jointly(
-        bench.model,
-        bench.parts(job.parts),
-        labelled.x,
-        labelled.y,
-        job.training,
-        bench.normalisation,
-        training_seed(job.seed),
-        device=bench.device,
-        cancelled=cancelled,
-    )
+    try:
+        update = train_jointly(
+            bench.model,
+            bench.parts(job.parts),
+            labelled.x,
+            labelled.y,
+            job.training,
+            bench.normalisation,
+            training_seed(job.seed),
+            device=bench.device,
+            cancelled=cancelled,
+            backend=None if path == "auto" else path,
+        )
+    except NoKernel as error:
+        raise JobError(f"the federation asks for the compiled training path, and {error}") from error
     if not math.isfinite(update.loss) or not all(map(is_finite, update.parts.values())):
         raise JobError("training diverged: weights or loss are no finite numbers; lower the learning rate")
     return Trained(
