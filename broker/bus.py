@@ -52,13 +52,33 @@ class Disconnected:
 class Delivery:
     """A message arrived. Hand `ticket` to `acknowledge` once its effects are stored.
 
-    Without that the broker sends it again on the next connection. Ticket 0 needs no acknowledgement.
+    Without that the broker sends it again on the next connection. Ticket 0 needs no acknowledgement: the
+    message came with QoS 0. A request names the topic for its answer, and data that the answer must repeat.
     """
 
     topic: str
     payload: bytes
     retain: bool
     ticket: int
+    response_topic: str = ""
+    correlation_data: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What a message that answers a request carries besides its payload.
+
+    Attributes:
+        correlation_data: as in the request; None: it had none.
+        content_type: of the payload, a MIME type.
+        certain: QoS 1, as everything else; False for a request that came with QoS 0: the answer, too, may
+            get lost with a connection.
+
+    """
+
+    correlation_data: bytes | None
+    content_type: str
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,7 +113,14 @@ class Bus(Protocol):
     def start(self) -> None:
         """Begin to connect; returns at once. A broker that is not there yet is waited for."""
 
-    def publish(self, topic: str, payload: bytes, retain: bool = False, token: int = 0) -> None:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        retain: bool = False,
+        token: int = 0,
+        answering: Answering | None = None,
+    ) -> None:
         """Queue a message (QoS 1). `Published(token)` follows when token is not 0."""
 
     def subscribe(self, filter: str) -> None:

@@ -31,7 +31,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from broker.bus import Will
+from broker.bus import Answering, Will
 from broker.url import BrokerUrl
 
 if sys.platform != "win32":
@@ -258,9 +258,16 @@ class Link:
         if seconds > 0:
             self._keep_alive = min(self._keep_alive, float(seconds))
 
-    def publish(self, topic: str, payload: bytes, retain: bool) -> int:
-        """Hand a QoS 1 message to the socket; returns its packet id."""
-        return self._client.publish(topic, payload, qos=1, retain=retain).mid
+    def publish(self, topic: str, payload: bytes, retain: bool, answering: Answering | None = None) -> int:
+        """Hand a message to the socket (QoS 1 but for uncertain answers); returns its packet id."""
+        if answering is None:
+            return self._client.publish(topic, payload, qos=1, retain=retain).mid
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.ContentType = answering.content_type
+        if answering.correlation_data is not None:
+            properties.CorrelationData = answering.correlation_data
+        qos = 1 if answering.certain else 0
+        return self._client.publish(topic, payload, qos=qos, retain=retain, properties=properties).mid
 
     def subscribe(self, filter: str, retained: bool = True) -> int:
         """Send SUBSCRIBE (QoS 1, with or without the retained messages); returns its packet id."""

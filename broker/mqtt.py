@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from broker import reasons
-from broker.bus import BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
+from broker.bus import Answering, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
 from broker.link import Answer, Answered, Arrived, Complaint, Down, Link, LinkSettings, Waker
 from broker.url import BadUrl, BrokerUrl
 from broker.windows import Incoming, Message, Outgoing
@@ -118,10 +118,17 @@ class MqttBus:
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
-    def publish(self, topic: str, payload: bytes, retain: bool = False, token: int = 0) -> None:
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        retain: bool = False,
+        token: int = 0,
+        answering: Answering | None = None,
+    ) -> None:
         """See Bus.publish; see Outgoing.add for what is not queued twice."""
         with self._lock:
-            self._outgoing.add(Message(topic, bytes(payload), retain, token))
+            self._outgoing.add(Message(topic, bytes(payload), retain, token, answering))
         self._waker.wake()
 
     def subscribe(self, filter: str) -> None:
@@ -276,7 +283,16 @@ class MqttBus:
         if message.qos > 0:
             with self._lock:
                 ticket = self._incoming.arrived(message.mid)
-        self._inbox.put(Delivery(topic, bytes(message.payload), bool(message.retain), ticket))
+        self._inbox.put(
+            Delivery(
+                topic,
+                bytes(message.payload),
+                bool(message.retain),
+                ticket,
+                getattr(message.properties, "ResponseTopic", ""),
+                getattr(message.properties, "CorrelationData", None),
+            )
+        )
 
     def _answered(self, answered: Answered) -> None:
         refused = answered.code >= 0x80
@@ -316,7 +332,10 @@ class MqttBus:
                 if self._largest is not None and message.packet_size > self._largest:
                     too_large.append(message)
                 else:
-                    self._outgoing.sent(link.publish(message.topic, message.payload, message.retain), message)
+                    packet_id = link.publish(
+                        message.topic, message.payload, message.retain, message.answering
+                    )
+                    self._outgoing.sent(packet_id, message)
         for message in too_large:
             self._settle(
                 message, f"a packet of {message.packet_size} bytes, and the broker takes {self._largest}"

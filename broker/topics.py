@@ -1,11 +1,12 @@
 """The topic tree of a federation: builders and one parser. Pure text.
 
     fedbac/v1/<federation>/spec                             what this federation is
-                          /cloud/status
+                          /cloud/{status,order}
+                          /answer/...                       where askers may want their answers
                           /model/<part>                     manifest of the newest generation
                           /blob/<hash>/<index>              one chunk
-                          /edge/<gateway>/{status,task,reply,update,receipt}
-                          /edge/<gateway>/device/<device>/{status,task,reply,update,receipt}
+                          /edge/<gateway>/{status,task,reply,update,receipt,release}
+                          /edge/<gateway>/device/<device>/{status,task,reply,update,receipt,serving,infer}
 
 The deepest topic has seven slashes, the most that every hosted broker allows.
 """
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 ROOT = "fedbac/v1"
-LEAVES = ("status", "task", "reply", "update", "receipt")
-Leaf: TypeAlias = Literal["status", "task", "reply", "update", "receipt"]
+LEAVES = ("status", "task", "reply", "update", "receipt", "release", "serving", "infer")
+Leaf: TypeAlias = Literal["status", "task", "reply", "update", "receipt", "release", "serving", "infer"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -43,7 +44,7 @@ class Address:
     """Where a topic points to.
 
     Attributes:
-        kind: "spec", "model", "blob", or one of LEAVES.
+        kind: "spec", "order", "model", "blob", or one of LEAVES.
         federation: name of the federation.
         gateway: set below edge/<gateway>; None for the cloud's own topics.
         device: set below device/<device>.
@@ -70,6 +71,16 @@ def spec(federation: str) -> str:
 def cloud_status(federation: str) -> str:
     """Topic where the cloud says that it is there."""
     return f"{ROOT}/{check_name(federation, 'federation')}/cloud/status"
+
+
+def cloud_order(federation: str) -> str:
+    """Topic of an operator's signed orders to the cloud."""
+    return f"{ROOT}/{check_name(federation, 'federation')}/cloud/order"
+
+
+def answers(federation: str) -> str:
+    """What the response topics below this federation's root begin with."""
+    return f"{ROOT}/{check_name(federation, 'federation')}/answer/"
 
 
 def model(federation: str, part: str) -> str:
@@ -132,6 +143,8 @@ def parse(topic: str) -> Address | None:
             return Address("spec", federation)
         case ["cloud", "status"]:
             return Address("status", federation)
+        case ["cloud", "order"]:
+            return Address("order", federation)
         case ["model", part] if _NAME.fullmatch(part):
             return Address("model", federation, part=part)
         case ["blob", digest, index] if _HASH.fullmatch(digest) and _INDEX.fullmatch(index):
@@ -146,6 +159,8 @@ def parse(topic: str) -> Address | None:
 
 def matches(filter: str, topic: str) -> bool:
     """MQTT's rule for topic filters: + is one level, a final # the rest."""
+    if "+" not in filter and "#" not in filter:
+        return filter == topic
     wanted, found = filter.split("/"), topic.split("/")
     for index, level in enumerate(wanted):
         if level == "#":

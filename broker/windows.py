@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from broker.bus import Answering
+
 
 @dataclass(frozen=True)
 class Message:
@@ -16,11 +18,21 @@ class Message:
     payload: bytes
     retain: bool = False
     token: int = 0
+    answering: Answering | None = None
+
+    @property
+    def certain(self) -> bool:
+        """False for an answer with QoS 0: it is not sent a second time."""
+        return self.answering is None or self.answering.certain
 
     @property
     def packet_size(self) -> int:
-        """Bytes of the PUBLISH packet: header and length (5), topic, packet id, no properties."""
-        return 5 + 2 + len(self.topic.encode()) + 2 + 1 + len(self.payload)
+        """Bytes of the PUBLISH packet: header and length (5), topic, packet id, properties."""
+        properties = 1
+        if self.answering is not None:  # a length of up to 4 bytes; 3 bytes before each property's data
+            data = self.answering.correlation_data or b""
+            properties = 4 + 3 + len(data) + 3 + len(self.answering.content_type.encode())
+        return 5 + 2 + len(self.topic.encode()) + 2 + properties + len(self.payload)
 
 
 class Outgoing:
@@ -87,12 +99,15 @@ class Outgoing:
         return message
 
     def connection_lost(self) -> None:
-        """Put the unacknowledged back in front, in their order; a newer status of the same topic wins."""
+        """Put the unacknowledged back in front, in their order; a newer status of the same topic wins.
+
+        What was sent with QoS 0 is not sent again.
+        """
         waiting = self._waiting
         self._waiting = OrderedDict()
         for message in self._in_flight.values():
             key = self._key(message)
-            if key not in waiting:
+            if message.certain and key not in waiting:
                 self._waiting[key] = message
         self._waiting.update(waiting)
         self._in_flight.clear()
