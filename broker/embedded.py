@@ -15,6 +15,8 @@ otherwise than the standard or Mosquitto, so that the bus and the tiers must liv
 - UNSUBSCRIBE is ignored, and not answered, for a filter that an earlier connection of the session subscribed
   (the bus subscribes it anew first).
 - Overlapping filters of one client deliver a message once per filter.
+- Messages are kept in one log per topic filter, of SEGMENTS x SEGMENT_BYTES. A client that falls further
+  behind loses the oldest without notice (whoever sent them misses a receipt and sends again).
 - Nothing survives a restart: no retained message, no session.
 - rumqttd has listeners for MQTT 3.1.1 and for MQTT 5 on separate ports; here there is only the latter.
 - No access list.
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import sys
 import threading
@@ -31,8 +34,8 @@ from pathlib import Path
 
 from broker.process import BrokerError, BrokerProcess
 
-# Per topic filter that somebody subscribed: this many segments of this many bytes are kept for slow or absent
-# clients. What falls out at the end is lost to them, so it must hold a round.
+# Kept per topic filter that somebody subscribed, for slow or absent clients: 128 MB, more than a round's
+# updates at a site. A busy filter comes to use that much memory.
 SEGMENT_BYTES = 16 * 1024 * 1024
 SEGMENTS = 8
 MAX_PAYLOAD = 1024 * 1024
@@ -140,6 +143,9 @@ def _end_with_the_pipe() -> None:
 def _serve(configuration_file: str) -> None:
     from iotcore import IotCoreBroker
 
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # rumqttd logs the trace of every packet as an error.
+    logging.getLogger("rumqttd").setLevel(logging.CRITICAL)
     threading.Thread(target=_end_with_the_pipe, daemon=True).start()
     IotCoreBroker(config_path=configuration_file).run_forever()
 

@@ -1,8 +1,12 @@
 """Mosquitto for a federation: a commented configuration, and a process that runs on it.
 
-Written for Mosquitto 2 (checked with Debian's 2.0.11). What 2.0.11 does that a federation should know: it
-closes a connection that a namesake took over without saying 0x8E (2.1 says it); a publish that the access
-list denies is answered with 0x87 on MQTT 5.
+Written for Mosquitto 2, checked with Debian's 2.0.11. What a federation should know of 2.0.11:
+
+- It closes a connection that a namesake took over without saying 0x8E (2.1 says it).
+- A publish that the access list denies is dropped and, on MQTT 5, answered with 0x87. A subscription is
+  always granted; what may not be read is just not delivered.
+- A packet above the limit closes the connection with 0x95; the limit is in CONNACK.
+- Bytes of an unfinished packet count as life, so a slow upload outlasts its keep-alive.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ def configuration(
     tls: Tls | None = None,
     max_packet: int = MAX_PACKET,
     max_queued_messages: int = 20_000,
+    max_queued_bytes: int = 256 * 1024 * 1024,
     user: str | None = None,
     insecure: bool = False,
 ) -> str:
@@ -68,7 +73,8 @@ def configuration(
         acl_file: who may read and write which topics.
         tls: certificates; None: plain text.
         max_packet: largest packet taken, bytes with framing.
-        max_queued_messages: kept for a client that is away; beyond that the newest are dropped silently.
+        max_queued_messages, max_queued_bytes: kept for a client that is away or slow; beyond either limit
+            the newest are dropped silently.
         user: whom Mosquitto becomes when root starts it; None: its own default, "mosquitto".
         insecure: allow a broker without passwords or client certificates on an address others can reach.
 
@@ -84,17 +90,17 @@ def configuration(
     lines = [
         "# Mosquitto 2 for a fedbac federation.",
         "",
-        "# Without this, access rules of one listener apply to all.",
+        "# One set of access rules, whatever is listened on.",
         "per_listener_settings false",
         f"listener {port} {host}",
         "",
         "# Largest packet in bytes. Clients read it in CONNACK and cut their chunks to fit.",
         f"max_packet_size {max_packet}",
         "",
-        "# Messages kept per absent or slow client. The default (1000) is less than a model's chunks and a",
-        "# round's updates on a large site, and what does not fit is dropped without a word.",
+        "# Kept per absent or slow client; what does not fit is dropped without a word. The default of 1000",
+        "# messages is less than a model's chunks and a round's updates at a large site.",
         f"max_queued_messages {max_queued_messages}",
-        "max_queued_bytes 0",
+        f"max_queued_bytes {max_queued_bytes}",
         "# Unacknowledged messages per client; a client asks for less with its receive maximum.",
         "max_inflight_messages 20",
         "# Sessions of clients that never came back are dropped.",

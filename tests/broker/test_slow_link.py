@@ -10,12 +10,12 @@ from broker.bus import Connected, Delivery, Disconnected, Published
 
 
 def test_packets_slower_than_the_keep_alive(any_broker: Any, client: Any, proxy: Any) -> None:
-    """90 KB at 25 KB/s take 3.6 s, up or down; the keep-alive is 1 s, and pings wait behind the packets.
+    """60 KB at 25 KB/s take 2.4 s, up or down; the keep-alive is 1 s, and pings wait behind the packets.
 
     Mosquitto counts the bytes of an unfinished packet as life, rumqttd only whole packets.
     """
-    pieces = 1 if any_broker.kind == "mosquitto" else 6
-    down, up = os.urandom(90_000 // pieces), os.urandom(90_000 // pieces)
+    pieces = 1 if any_broker.kind == "mosquitto" else 5
+    down, up = os.urandom(60_000 // pieces), os.urandom(60_000 // pieces)
     source = client(any_broker.url, "source")
     for n in range(pieces):
         source.bus.publish(f"blob/{n}", down, retain=True, token=n + 1)
@@ -34,7 +34,7 @@ def test_packets_slower_than_the_keep_alive(any_broker: Any, client: Any, proxy:
 
 def test_an_idle_link_stays(any_broker: Any, client: Any) -> None:
     idle = client(any_broker.url, "idle", keep_alive=1)
-    time.sleep(2.5)
+    time.sleep(2.0)
     assert idle.inbox.of(Disconnected) == []
 
 
