@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker.bus import Delivery, Will
+from broker.subscriptions import SubscriptionTree
 from broker.topics import matches
 
 Deliver = Callable[[Delivery], None]
@@ -19,7 +20,6 @@ Deliver = Callable[[Delivery], None]
 class _Session:
     deliver: Deliver | None = None
     will: Will | None = None
-    filters: dict[str, None] = field(default_factory=dict)
     pending: dict[int, Delivery] = field(default_factory=dict)
     """Not acknowledged yet, in the order of arrival; sent again after a reconnect."""
     last: int = 0
@@ -31,6 +31,7 @@ class MemoryBroker:
     def __init__(self) -> None:
         self.retained: dict[str, bytes] = {}
         self._sessions: dict[str, _Session] = {}
+        self._tree = SubscriptionTree()
         self.published_bytes = 0
 
     def connect(self, client: str, will: Will | None, deliver: Deliver) -> bool:
@@ -58,21 +59,21 @@ class MemoryBroker:
             self.retained[topic] = payload
         elif retain:
             self.retained.pop(topic, None)
-        for session in self._sessions.values():
-            if any(matches(filter, topic) for filter in session.filters):
-                self._deliver(session, topic, payload, retain=False)
+        for client in sorted(self._tree.subscribers(topic)):
+            self._deliver(self._sessions[client], topic, payload, retain=False)
 
     def subscribe(self, client: str, filter: str) -> None:
         """Remember the filter and deliver what is retained there."""
         session = self._sessions[client]
-        session.filters[filter] = None
-        for topic in sorted(self.retained):
-            if matches(filter, topic):
-                self._deliver(session, topic, self.retained[topic], retain=True)
+        self._tree.add(client, filter)
+        literal = filter.partition("+")[0].partition("#")[0]
+        asked = [t for t in self.retained if t.startswith(literal) and matches(filter, t)]
+        for topic in sorted(asked):
+            self._deliver(session, topic, self.retained[topic], retain=True)
 
     def unsubscribe(self, client: str, filter: str) -> None:
         """Forget the filter."""
-        self._sessions[client].filters.pop(filter, None)
+        self._tree.remove(client, filter)
 
     def acknowledge(self, client: str, ticket: int) -> None:
         """The client has stored this delivery."""
@@ -82,7 +83,7 @@ class MemoryBroker:
     def lose_memory(self) -> list[str]:
         """A broker that comes back empty; returns the clients that were connected."""
         connected = [client for client, session in self._sessions.items() if session.deliver is not None]
-        self._sessions, self.retained = {}, {}
+        self._sessions, self.retained, self._tree = {}, {}, SubscriptionTree()
         return connected
 
     @staticmethod

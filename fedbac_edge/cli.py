@@ -10,6 +10,7 @@ COMMANDS = {
     "demo": "fedbac_edge.commands.demo:demo",
     "init": "fedbac_edge.commands.init:init",
     "partition": "fedbac_edge.commands.partition:partition",
+    "simulate": "fedbac_edge.commands.simulate:simulate",
     "broker": "fedbac_edge.commands.broker:broker",
     "cloud": "fedbac_edge.commands.cloud:cloud",
     "gateway": "fedbac_edge.commands.gateway:gateway",

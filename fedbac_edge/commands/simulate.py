@@ -175,7 +175,8 @@ class _Lines:
         federation = scenario.federation
         devices = sum(len(devices) for devices in federation.gateways.values())
         self.say(
-            f"{scenario.method} on {scenario.cut.data} ({scenario.cut.form}, alpha {scenario.cut.alpha_server:g}): "
+            f"{scenario.method} on {scenario.cut.data} "
+            f"({scenario.cut.form}, alpha {scenario.cut.alpha_server:g}): "
             f"{len(federation.gateways)} servers, {devices} devices, {federation.rounds} rounds, "
             f"seed {federation.seed}, {workers} workers -> {out}"
         )
@@ -202,8 +203,8 @@ class _Lines:
 
     def ended(self, result: Any, out: Path) -> None:
         self.say(
-            f"accuracy {100 * result.accuracy:.2f} % (last ten rounds {100 * result.accuracy_last:.2f} %, over "
-            f"servers: sigma {100 * result.sigma:.2f}, worst {100 * result.worst:.2f}, best "
+            f"accuracy {100 * result.accuracy:.2f} % (last ten rounds {100 * result.accuracy_last:.2f} %, "
+            f"over servers: sigma {100 * result.sigma:.2f}, worst {100 * result.worst:.2f}, best "
             f"{100 * result.best:.2f}), {result.active_clusters} active clusters"
         )
         self.say(f"models {result.hash}")

@@ -55,6 +55,8 @@ class World:
         self.broker = MemoryBroker()
         self.faults = faults
         self.processes: dict[str, Process] = {}
+        self.maximum_packet: int | None = None
+        """The broker's limit for a packet in bytes, as it would say on connecting."""
         self.healing = False
         """True: no new faults, so that a run can end."""
         self._rng = np.random.default_rng(seed)
@@ -136,7 +138,7 @@ class World:
             process.filters = []
             if not present:
                 self._subscribe_all(process)
-            self._do(process, process.node.connected(present, None, self.now))
+            self._do(process, process.node.connected(present, self.maximum_packet, self.now))
 
         self.at(self.now + LATENCY_S + wait, connect)
 

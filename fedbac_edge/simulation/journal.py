@@ -1,0 +1,133 @@
+"""A run's figures, one JSON line per phase: `metrics.jsonl`.
+
+Lines are whole or not there: after a kill the torn end is cut off, and a phase that has its line is not
+written again. Rows of training hold the distributed accuracy (the paper's metric): the served model of each
+server after cloud aggregation on that server's test partition, the unweighted mean over servers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Literal
+
+import msgspec
+
+from fedbac_edge.protocol.messages import Score
+from fedbac_edge.simulation.traffic import Traffic
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """One server in one round."""
+
+    cluster: int
+    accuracy: float
+    """Of the served model on the server's test partition."""
+    loss: float
+    """Mean cross-entropy there."""
+    test: int
+    """Samples of that partition."""
+    holdout_accuracy: float | None = None
+    """On the hold-outs of all its devices; None when nothing is held out. Choices are made on this one."""
+    holdout: int = 0
+    asked: int = 0
+    participants: tuple[str, ...] = ()
+    samples: int = 0
+    """Samples that the participants trained on."""
+    void: str = ""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line. `sigma` is the deviation over servers; an evaluation phase has no accuracies."""
+
+    round: int
+    phase: Literal["train", "evaluate"]
+    accuracy: float | None = None
+    sigma: float | None = None
+    worst: float | None = None
+    best: float | None = None
+    holdout_accuracy: float | None = None
+    active_clusters: int
+    servers: dict[str, Server] = {}
+    moved: dict[str, int] = {}
+    """Evaluation phase: server -> the cluster that it was moved to."""
+    traffic: Traffic
+    virtual_s: float
+    """Duration in the simulated world."""
+    wall_s: float
+    """Duration here; the only figure that differs between two runs of one scenario."""
+
+
+def training_row(
+    round: int, servers: Mapping[str, Server], traffic: Traffic, virtual_s: float, wall_s: float
+) -> Row:
+    """The row of a training round, with the figures over its servers."""
+    accuracies = [server.accuracy for _, server in sorted(servers.items()) if server.test]
+    held = [s.holdout_accuracy for _, s in sorted(servers.items()) if s.holdout_accuracy is not None]
+    return Row(
+        round=round,
+        phase="train",
+        accuracy=fmean(accuracies),
+        sigma=pstdev(accuracies),
+        worst=min(accuracies),
+        best=max(accuracies),
+        holdout_accuracy=fmean(held) if held else None,
+        active_clusters=len({server.cluster for server in servers.values()}),
+        servers=dict(sorted(servers.items())),
+        traffic=traffic,
+        virtual_s=virtual_s,
+        wall_s=wall_s,
+    )
+
+
+def measured(
+    cluster: int, test: Score, held: Score, asked: int, participants: tuple[str, ...], samples: int, void: str
+) -> Server:
+    """A server's figures from its scores."""
+    return Server(
+        cluster=cluster,
+        accuracy=test.accuracy,
+        loss=test.mean_loss if test.count else 0.0,
+        test=test.count,
+        holdout_accuracy=held.accuracy if held.count else None,
+        holdout=held.count,
+        asked=asked,
+        participants=participants,
+        samples=samples,
+        void=void,
+    )
+
+
+class Journal:
+    """The file, open for appending; `rows` are those that it holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.rows = read(path)
+        whole = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
+        if path.exists():
+            os.truncate(path, len(whole))
+        self._file = path.open("ab")
+
+    def has(self, round: int, phase: str) -> bool:
+        """True when that phase has its line."""
+        return any((row.round, row.phase) == (round, phase) for row in reversed(self.rows))
+
+    def append(self, row: Row) -> None:
+        """Add a line and hand it to the system."""
+        self._file.write(msgspec.json.encode(row) + b"\n")
+        self._file.flush()
+        self.rows.append(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read(path: Path) -> list[Row]:
+    """The whole lines of a metrics file; none when it is not there."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [msgspec.json.decode(line, type=Row) for line in lines]

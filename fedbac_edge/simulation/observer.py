@@ -1,0 +1,171 @@
+"""Measures a running federation from outside: test accuracies that no machine of it ever sees.
+
+After every cloud aggregation the served model of each server is scored on that server's test partition, in
+the pool, while the next round already trains. Everything else of a row comes from the ledgers. A round's row
+is written before the next aggregation is looked at, so that after a kill at most the two generations of
+parts that the cloud keeps are without one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import msgspec
+
+from fedbac_edge.federation import Federation
+from fedbac_edge.methods import method
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.protocol.cloud import Cloud
+from fedbac_edge.protocol.engine import Evaluated, EvaluateJob
+from fedbac_edge.protocol.messages import NO_SCORE, PartRef, RoundSummary, Score
+from fedbac_edge.simulation import traffic
+from fedbac_edge.simulation.grounds import Grounds, Place
+from fedbac_edge.simulation.journal import Journal, Row, Server, measured, training_row
+from fedbac_edge.simulation.pool import Pool, PoolError, Reply, event_of
+from fedbac_edge.store import Store
+
+
+@dataclass
+class _Measurement:
+    """Scores on their way: server -> (job, on the test partition, on the hold-outs)."""
+
+    summary: RoundSummary
+    wall_s: float
+    scores: dict[str, tuple[EvaluateJob, Future[Reply], Future[Reply] | None]]
+
+
+class Observer:
+    """Call `look` after whatever happened; `finish` at the end."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        grounds: Grounds,
+        pool: Pool,
+        stores: Mapping[str, Store],
+        journal: Journal,
+        tell: Callable[[Row], None],
+    ) -> None:
+        """`stores` are those of the cloud and the gateways, by name; `tell` gets every new row."""
+        self._federation, self._grounds, self._pool = federation, grounds, pool
+        self._stores, self._journal, self._tell = stores, journal, tell
+        self._method = method(federation)
+        model = federation.model
+        self._model = architecture(model.architecture, model.input, len(model.classes))
+        self._seen: RoundSummary | None = None
+        self._pending: _Measurement | None = None
+        self._began = time.perf_counter()
+
+    def catch_up(self, cloud: Cloud) -> None:
+        """After a restart: the rows of phases that ended before the kill and were not written."""
+        parts = [cloud.state.previous, cloud.state.parts]
+        lines = self._stores["cloud"].ledger("summary")
+        summaries = [msgspec.convert(line.detail, RoundSummary) for line in lines]
+        newest = max((summary.round for summary in summaries if summary.phase == "train"), default=0)
+        for summary in summaries:
+            if self._journal.has(summary.round, summary.phase):
+                continue
+            if newest - summary.round > 1:
+                raise PoolError(f"metrics.jsonl lacks round {summary.round}, whose models are gone")
+            self._note(summary, parts[1 - (newest - summary.round)])
+        self.finish()
+        self._seen = cloud.state.last
+
+    def look(self, cloud: Cloud) -> None:
+        """Has a phase ended?"""
+        last = cloud.state.last
+        if last is None or last is self._seen:
+            return
+        if self._seen is None or (last.round, last.phase) != (self._seen.round, self._seen.phase):
+            self._note(last, cloud.state.parts)
+        self._seen = last
+
+    def finish(self) -> None:
+        """Wait for what is being measured and write its row."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._write(self._training_row(pending))
+
+    def _note(self, summary: RoundSummary, parts: Mapping[str, PartRef]) -> None:
+        self.finish()
+        now = time.perf_counter()
+        wall_s, self._began = now - self._began, now
+        if summary.phase == "train":
+            self._pending = self._measure(summary, parts, wall_s)
+        else:
+            self._write(self._evaluation_row(summary, wall_s))
+
+    def _write(self, row: Row) -> None:
+        self._journal.append(row)
+        self._tell(row)
+
+    def _measure(self, summary: RoundSummary, parts: Mapping[str, PartRef], wall_s: float) -> _Measurement:
+        blobs, plan = self._stores["cloud"].blobs, self._grounds.plan
+        scores = {}
+        for server, site in sorted(summary.sites.items()):
+            served = {role: parts[name].hash for role, name in self._method.served(site.cluster).items()}
+            job = EvaluateJob(id=f"measure-{summary.round}", candidates={0: served})
+
+            def score(place: Place, job: EvaluateJob = job) -> Future[Reply]:
+                return self._pool.submit(job, blobs, self._grounds, holdout=place)
+
+            held = plan.held[server]
+            scores[server] = (job, score(plan.test[server]), score(held) if len(held) else None)
+        return _Measurement(summary, wall_s, scores)
+
+    def _training_row(self, done: _Measurement) -> Row:
+        summary = done.summary
+        servers: dict[str, Server] = {}
+        for server, (job, test, held) in done.scores.items():
+            site = summary.sites[server]
+            accepted = self._stores[server].ledger("accepted", summary.round)
+            servers[server] = measured(
+                site.cluster,
+                _score(test, job),
+                NO_SCORE if held is None else _score(held, job),
+                site.asked,
+                tuple(sorted({line.subject for line in accepted})),
+                site.samples,
+                site.void,
+            )
+        cost = traffic.of_training(
+            self._method,
+            self._model,
+            len(summary.sites),
+            sum(site.asked for site in summary.sites.values()),
+            sum(site.answered for site in summary.sites.values()),
+            (summary.up_bytes, summary.down_bytes),
+        )
+        return training_row(summary.round, servers, cost, summary.seconds, done.wall_s)
+
+    def _evaluation_row(self, summary: RoundSummary, wall_s: float) -> Row:
+        plan = self._grounds.plan
+        last = summary.round >= self._federation.rounds
+        cost = traffic.of_evaluation(
+            self._method,
+            self._model,
+            self._federation,
+            len(summary.sites),
+            1 if last else self._method.clusters,
+            sum(len(place) > 0 for place in plan.holdout.values()),
+            (summary.up_bytes, summary.down_bytes),
+        )
+        return Row(
+            round=summary.round,
+            phase="evaluate",
+            active_clusters=summary.active_clusters,
+            moved=dict(summary.reassigned),
+            traffic=cost,
+            virtual_s=summary.seconds,
+            wall_s=wall_s,
+        )
+
+
+def _score(future: Future[Reply], job: EvaluateJob) -> Score:
+    event = event_of(future, job)
+    if not isinstance(event, Evaluated):
+        raise PoolError(f"{job.id}: {getattr(event, 'reason', event)}")
+    return event.scores[0]

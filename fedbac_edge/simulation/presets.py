@@ -1,0 +1,110 @@
+"""Scenarios by name: the settings of the paper (arXiv 2605.11815), and the methods that it compares.
+
+The paper: M = 10 servers with 10 clients each (20 with 25 in the scaling study), T rounds, E = 5 epochs of
+batches of 64, learning rate 0.01 * 0.995^(t-1), gradient clipped at 1.0, lambda = 1e-3, p = 0.8, tau_re = 20;
+everyone in one cluster at the start on Fashion-MNIST, round-robin elsewhere. Momentum, weight decay and
+tau_TS = 10 are defaults of the federation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fedbac_edge.federation import (
+    DeadlineTable,
+    Federation,
+    MethodTable,
+    ModelTable,
+)
+from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, roster
+
+_FASHION_CLASSES = "t-shirt trouser pullover dress coat sandal shirt sneaker bag ankle-boot"
+_CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
+
+MODELS: dict[str, ModelTable] = {
+    "fashion-mnist": ModelTable(
+        classes=tuple(_FASHION_CLASSES.split()), input=(1, 28, 28), mean=(0.286,), std=(0.353,)
+    ),
+    "mnist": ModelTable(classes=tuple("0123456789"), input=(1, 28, 28), mean=(0.1307,), std=(0.3081,)),
+    "cifar10": ModelTable(
+        classes=tuple(_CIFAR10_CLASSES.split()),
+        input=(3, 32, 32),
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.247, 0.2435, 0.2616),
+    ),
+    "svhn": ModelTable(
+        classes=tuple("0123456789"),
+        input=(3, 32, 32),
+        mean=(0.4377, 0.4438, 0.4728),
+        std=(0.198, 0.201, 0.197),
+    ),
+}
+"""Data set -> its classes in label order, image size, and mean and deviation of its training pixels."""
+
+ROUNDS = {"fashion-mnist": 100, "mnist": 100, "cifar10": 200, "svhn": 150}
+SCALING = "scaling"
+
+
+def preset(name: str) -> Scenario:
+    """`paper/DATA-ALPHA` or `paper/DATA-scaling`; raises ScenarioError with the names there are."""
+    found = re.fullmatch(r"paper/([a-z0-9-]+)-([0-9.]+|scaling)", name)
+    if found is None or found[1] not in MODELS:
+        raise ScenarioError(
+            f"no preset is called {name!r}; there are paper/DATA-ALPHA and paper/DATA-{SCALING} with DATA "
+            f"one of {', '.join(MODELS)} and ALPHA the servers' Dirichlet parameter, for example "
+            f"paper/fashion-mnist-0.1; or give a federation.toml"
+        )
+    data, kind = found[1], found[2]
+    scaling = kind == SCALING
+    try:
+        cut = Cut(data=data, alpha_server=0.5 if scaling else float(kind), alpha_client=0.5)
+    except ValueError as error:
+        raise ScenarioError(f"{name}: {kind} is not a Dirichlet parameter") from error
+    return Scenario(
+        preset=name,
+        method="fedbac",
+        federation=Federation(
+            name=name.removeprefix("paper/"),
+            rounds=ROUNDS[data],
+            eligibility="roster",
+            evaluation="test",
+            model=MODELS[data],
+            method=MethodTable(initial="single" if data == "fashion-mnist" else "round-robin"),
+            deadlines=DeadlineTable(min_updates=1),
+            gateways=roster(20, 25) if scaling else roster(10, 10),
+        ),
+        cut=cut,
+    )
+
+
+METHODS: dict[str, Mapping[str, Any]] = {
+    "fedbac": {},
+    # Ablations: Fed-BAC without one of its two bandits.
+    "fixed": {"assignment": {"method": "fixed"}, "method": {"initial": "round-robin"}},
+    "single": {"assignment": {"method": "fixed"}, "method": {"initial": "single"}},
+    "random": {"selection": {"method": "random"}},
+    # Baselines; p = 1 as in the paper.
+    "hierfavg": {"method": {"name": "hierfavg"}, "selection": {"method": "random", "participation": 1.0}},
+    "hierfavg-wide": {
+        "method": {"name": "hierfavg"},
+        "selection": {"method": "random", "participation": 1.0},
+        "model": {"architecture": "lenet-wide"},
+    },
+}
+"""Method as one asks for it -> what it sets in the federation's tables."""
+
+
+def with_method(scenario: Scenario, name: str) -> Scenario:
+    """The scenario under another method; raises ScenarioError with the names there are."""
+    if name not in METHODS:
+        raise ScenarioError(f"no method is called {name!r}; there are: {', '.join(METHODS)}")
+    tables = {
+        table: msgspec.structs.replace(getattr(scenario.federation, table), **fields)
+        for table, fields in METHODS[name].items()
+    }
+    federation = msgspec.structs.replace(scenario.federation, **tables)
+    return msgspec.structs.replace(scenario, method=name, federation=federation)

@@ -1,0 +1,225 @@
+"""A run is a folder: what was simulated, with what, and all that came of it.
+
+    run.json          the scenario, versions, partition hash
+    partition.npz     who owns which sample
+    metrics.jsonl     one line per phase (`journal`)
+    stores/           the stores of all processes: their ledgers explain every decision
+    models/           the final parts, safetensors
+    result.json       final figures and hashes; the run is over when it is there
+    scratch/          laid-out samples while it goes on
+
+A run that was killed goes on with `resume`, to the same hashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import numpy as np
+
+from fedbac_edge import __version__
+from fedbac_edge.datasets.partition import Partition, dirichlet
+from fedbac_edge.datasets.samples import Samples
+from fedbac_edge.datasets.sources import load
+from fedbac_edge.randomness import generator
+from fedbac_edge.simulation.grounds import Grounds, lay_out
+from fedbac_edge.simulation.journal import Journal, Row
+from fedbac_edge.simulation.laboratory import Laboratory, hashes
+from fedbac_edge.simulation.pool import Pool
+from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, check
+
+LAST = 10
+"""Rounds of the mean that is reported beside the last one."""
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """run.json."""
+
+    scenario: Scenario
+    software: str
+    machine: dict[str, str]
+    """Versions and the training path: equal hashes need them equal."""
+    partition: str
+    """Content hash of partition.npz."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """result.json: accuracies in [0, 1], distributed (mean over servers) on test partitions."""
+
+    rounds: int
+    accuracy: float
+    """After the last round."""
+    accuracy_last: float
+    """Mean over the last ten rounds."""
+    sigma: float
+    worst: float
+    best: float
+    active_clusters: int
+    parts: dict[str, str]
+    """Final part -> content hash."""
+    hash: str
+    """One hash over all of them."""
+
+
+def read_about(folder: Path) -> About:
+    """What run.json says; raises ScenarioError when there is no run in `folder`."""
+    path = folder / "run.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=About)
+    except FileNotFoundError:
+        raise ScenarioError(f"there is no run in {folder}: run.json is missing") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ScenarioError(f"{path} cannot be read: {error}") from error
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a finished run, None while it is not finished."""
+    path = folder / "result.json"
+    return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
+
+
+def simulate(
+    scenario: Scenario,
+    folder: Path,
+    data: Path,
+    pool: Pool,
+    *,
+    resume: bool = False,
+    tell: Callable[[Row], None] = lambda row: None,
+) -> Result:
+    """Run `scenario` on the data set at `data` into `folder`; `tell` gets each row as it is written.
+
+    With `resume` an unfinished run of the same scenario goes on, a finished one gives its result. Raises
+    ScenarioError (the folder holds another run, or one and not `resume`), DataError, PartitionError,
+    PoolError.
+    """
+    check(scenario)
+    with _held(folder):
+        if (folder / "run.json").exists():
+            _check_same(read_about(folder), scenario, folder, resume)
+            if (result := read_result(folder)) is not None:
+                return result
+        grounds, partition = _prepare(scenario, folder, data)
+        about = About(
+            scenario=scenario, software=__version__, machine=pool.machine(grounds), partition=partition
+        )
+        if not (folder / "run.json").exists():
+            write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))
+        elif (stored := read_about(folder)).machine != about.machine:
+            raise ScenarioError(
+                f"{folder} was begun with {stored.machine}, here is {about.machine}: its results would be "
+                "mixed; start it anew in another folder"
+            )
+        with contextlib.closing(Journal(folder / "metrics.jsonl")) as journal:
+            parts = Laboratory(scenario, grounds, pool, folder / "stores").run(journal, tell)
+            result = _result(journal.rows, hashes(parts))
+        (folder / "models").mkdir(exist_ok=True)
+        for name, data_bytes in parts.items():
+            write_whole(folder / "models" / f"{name}.safetensors", data_bytes)
+        write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result)))
+        shutil.rmtree(folder / "scratch")
+        return result
+
+
+def _prepare(scenario: Scenario, folder: Path, data: Path) -> tuple[Grounds, str]:
+    """Read, cut and lay out the data; the partition of a run that goes on is the one it began with."""
+    federation, cut = scenario.federation, scenario.cut
+    classes, shape = federation.model.classes, federation.model.input
+    train = load(data, classes=classes, input_shape=shape)
+    test = load(data, classes=classes, input_shape=shape, split="test")
+    train = _subset(train, cut.samples, cut, "train")
+    test = _subset(test, cut.test_samples, cut, "test")
+    path = folder / "partition.npz"
+    if path.exists():
+        partition = Partition.load(path)
+        partition.check_labels(train.y, test.y)
+    else:
+        partition = dirichlet(
+            train.y,
+            test.y,
+            servers=len(federation.gateways),
+            clients=len(next(iter(federation.gateways.values()))),
+            alpha_server=cut.alpha_server,
+            alpha_client=cut.alpha_client,
+            seed=cut.seed,
+            form=cut.form,
+            groups=cut.groups,
+            classes=len(classes),
+            allow_tiny=cut.allow_tiny,
+        )
+        partition.save(path)
+    return lay_out(folder / "scratch", federation, partition, train, test), partition.digest
+
+
+def _subset(samples: Samples, count: int | None, cut: Cut, purpose: str) -> Samples:
+    """`count` samples drawn without replacement, in their order."""
+    if count is None or count >= len(samples):
+        return samples
+    chosen = generator(cut.seed, "simulation", "subset", purpose).permutation(len(samples))[:count]
+    return samples.take(np.sort(chosen))
+
+
+def _result(rows: list[Row], parts: dict[str, str]) -> Result:
+    training = [row for row in rows if row.phase == "train"]
+    final = training[-1]
+    assert final.accuracy is not None
+    assert final.sigma is not None
+    assert final.worst is not None
+    assert final.best is not None
+    return Result(
+        rounds=final.round,
+        accuracy=final.accuracy,
+        accuracy_last=fmean(row.accuracy for row in training[-LAST:] if row.accuracy is not None),
+        sigma=final.sigma,
+        worst=final.worst,
+        best=final.best,
+        active_clusters=final.active_clusters,
+        parts=parts,
+        hash=hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest(),
+    )
+
+
+def _check_same(about: About, scenario: Scenario, folder: Path, resume: bool) -> None:
+    if not resume:
+        raise ScenarioError(f"{folder} holds a run already: go on with --resume, or give another --out")
+    if about.scenario != scenario:
+        raise ScenarioError(
+            f"{folder} holds a run with other settings; `fedbac simulate --resume --out {folder}` "
+            "alone goes on with those that it has"
+        )
+    if about.software != __version__:
+        raise ScenarioError(f"{folder} was begun by version {about.software}, this is {__version__}")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it is whole or not there."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The folder, made if need be, held against a second process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ScenarioError(f"another process simulates in {folder} right now") from None
+        yield

@@ -1,0 +1,114 @@
+"""What is simulated: a federation, how a data set is cut over it, and what goes wrong.
+
+A scenario is one value that goes to the run's folder and back, so that a run can be resumed and repeated.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from fedbac_edge import config
+from fedbac_edge.datasets.partition import Form
+from fedbac_edge.federation import Federation, Natural, Positive, Table
+from fedbac_edge.simulation.faults import NONE, Faults
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class ScenarioError(ValueError):
+    """Settings that cannot be simulated; the message says which and what to do."""
+
+
+class Cut(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which data, and how they are cut over servers and clients (two-level Dirichlet)."""
+
+    data: str
+    """A known data set ("fashion-mnist"), or a path."""
+    form: Form = "per-server"
+    alpha_server: Positive = 0.1
+    alpha_client: Positive = 0.5
+    seed: int = 1
+    groups: Natural | None = None
+    """Only with the form "planted": servers of one group share a distribution."""
+    samples: Natural | None = None
+    """Training samples taken of the set, drawn by the seed; None: all."""
+    test_samples: Natural | None = None
+    allow_tiny: bool = False
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run, but for where it is written and how many processes it takes."""
+
+    preset: str = ""
+    method: str = ""
+    """The name under which it was asked for: "fixed" is a way to set up "fedbac"."""
+    federation: Federation
+    cut: Cut
+    faults: Faults = NONE
+
+
+def check(scenario: Scenario) -> Scenario:
+    """Hold a scenario to what can be simulated; raises ScenarioError or FederationError."""
+    federation = config.check(scenario.federation)
+    if federation.eligibility != "roster":
+        raise ScenarioError(
+            "a simulation has a fixed roster: set eligibility = 'roster' and list every gateway's devices"
+        )
+    counts = {len(devices) for devices in federation.gateways.values()}
+    if len(counts) != 1:
+        raise ScenarioError(
+            f"the partition gives every gateway equally many devices, [gateways] lists {sorted(counts)}"
+        )
+    names = [*federation.gateways, *(d for devices in federation.gateways.values() for d in devices)]
+    if len(set(names)) != len(names) or "cloud" in names:
+        raise ScenarioError("in a simulation every gateway and device has a name of its own, not 'cloud'")
+    return scenario
+
+
+def roster(gateways: int, devices: int) -> dict[str, tuple[str, ...]]:
+    """gw01: gw01-d01 ...: padded, so that the order of names is that of numbers."""
+    wide, deep = max(2, len(str(gateways))), max(2, len(str(devices)))
+    return {
+        f"gw{m:0{wide}}": tuple(f"gw{m:0{wide}}-d{i:0{deep}}" for i in range(1, devices + 1))
+        for m in range(1, gateways + 1)
+    }
+
+
+def with_settings(scenario: Scenario, settings: Iterable[str]) -> Scenario:
+    """The scenario with "table.key=value" set: tables of the federation's file, or "cut" for the data.
+
+    Values are TOML; a bare word is a string. Raises ScenarioError naming the setting.
+    """
+    for setting in settings:
+        path, separator, text = setting.partition("=")
+        names = path.strip().split(".")
+        if not separator or not all(names) or len(names) > 2:
+            raise ScenarioError(f"--set {setting!r}: give table.key=value, for example training.epochs=2")
+        target = "cut" if names[0] == "cut" else "federation"
+        changed: dict[str, Any] = msgspec.to_builtins(getattr(scenario, target))
+        inner = changed
+        for name in names[:-1] if target == "federation" else []:
+            if not isinstance(inner.get(name), dict):
+                raise ScenarioError(f"--set {setting!r}: there is no table {name!r}")
+            inner = inner[name]
+        inner[names[-1]] = _value(text.strip())
+        try:
+            new = msgspec.convert(changed, type(getattr(scenario, target)))
+        except msgspec.ValidationError as error:
+            raise ScenarioError(f"--set {setting!r}: {error}") from error
+        scenario = msgspec.structs.replace(scenario, **{target: new})
+    return scenario
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
