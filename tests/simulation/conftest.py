@@ -1,0 +1,225 @@
+"""A federation in the virtual world whose devices "train" by adding seeded noise: fast and deterministic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from fedbac_edge import config, tiers
+from fedbac_edge.federation import Federation
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.parts import Schema, pack, unpack
+from fedbac_edge.protocol.cloud import Cloud
+from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.protocol.device import DeviceState, Profile
+from fedbac_edge.protocol.engine import Evaluated, Event, Job, Trained, TrainJob
+from fedbac_edge.protocol.gateway_state import GatewayState
+from fedbac_edge.protocol.messages import Score, Spec
+from fedbac_edge.randomness import generator
+from fedbac_edge.simulation.faults import NONE, Faults
+from fedbac_edge.simulation.world import Process, Worker, World
+from fedbac_edge.store import LedgerLine, Store
+
+INSTANCE = "0badcafe"
+PATIENT = (
+    "deadline_min_s = 100000\ndeadline_max_s = 100000\nevaluation_deadline_s = 100000\ngather_s = 100000"
+)
+
+Spoil = Callable[[Trained], Event]
+
+
+def settings(
+    *,
+    rounds: int = 4,
+    eligibility: str = "roster",
+    evaluation: str = "holdout",
+    deadlines: str = PATIENT,
+    gateways: Mapping[str, tuple[str, ...]] | None = None,
+    more: str = "",
+    head: str = "",
+) -> Federation:
+    """A checked federation with a LeNet small enough for tests."""
+    rosters = {"gw1": ("d1", "d2"), "gw2": ("d3", "d4")} if gateways is None else gateways
+    lines = "\n".join(f"{name} = {list(devices)}" for name, devices in rosters.items())
+    return config.parse(
+        f"""
+        name = "t"
+        rounds = {rounds}
+        eligibility = "{eligibility}"
+        evaluation = "{evaluation}"
+        {head}
+        [model]
+        classes = ["a", "b"]
+        input = [1, 16, 16]
+        {more}
+        [deadlines]
+        {deadlines}
+        [gateways]
+        {lines}
+        """
+    )
+
+
+def trainer(federation: Federation, seconds: float, spoil: Spoil | None = None) -> Worker:
+    """A worker whose results depend on its job's seed and parts alone, as those of real training do."""
+    model = federation.model
+    schema: Schema = architecture(model.architecture, model.input, len(model.classes)).schema()
+
+    def score(store: Store, hashes: Mapping[str, str], count: int) -> Score:
+        for hash in hashes.values():
+            unpack(store.blobs[hash], schema)  # what is to be scored must be here
+        rng = generator(9, *sorted(hashes.values()))
+        return Score(count, int(rng.integers(0, count + 1)), float(rng.uniform(1, 3)) * count)
+
+    def work(job: Job, store: Store) -> tuple[float, Event]:
+        if not isinstance(job, TrainJob):
+            return seconds / 5, Evaluated(
+                job.id, {k: score(store, parts, 10) for k, parts in job.candidates.items()}
+            )
+        rng = generator(*cast("tuple[int, str, str, int, str]", job.seed))
+        parts = {}
+        for role, hash in sorted(job.parts.items()):
+            start = unpack(store.blobs[hash], schema)
+            parts[role] = pack({n: t + 0.01 * rng.standard_normal(t.shape) for n, t in start.items()})
+        samples = int(rng.integers(10, 100))
+        trained = Trained(
+            job.id,
+            parts,
+            samples,
+            100,
+            1.0,
+            score(store, job.parts, 10),
+            score(store, job.previous, 10) if job.previous else None,
+        )
+        return seconds, trained if spoil is None else spoil(trained)
+
+    return work
+
+
+@dataclass
+class Fleet:
+    """One federation with its world. `wall` shifts everybody's wall clock."""
+
+    federation: Federation
+    world: World
+    wall: float = 0.0
+    jobs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(device, job) -> how often it was started."""
+
+    def clock(self) -> float:
+        return self.world.now + self.wall
+
+    def add_cloud(self, at: float = 0.0) -> None:
+        process = Process(
+            "cloud", lambda s: tiers.cloud(self.federation, INSTANCE, s, self.clock), Store(None)
+        )
+        self.world.add(process, at)
+
+    def add_gateway(self, name: str, at: float = 0.0, worker: Worker | None = None) -> None:
+        process = Process(name, lambda s: tiers.gateway("t", name, s, self.clock), Store(None), worker)
+        self.world.add(process, at)
+
+    def add_device(
+        self,
+        gateway: str,
+        name: str,
+        at: float = 0.0,
+        seconds: float = 5.0,
+        samples: int = 100,
+        holdout: int = 10,
+        spoil: Spoil | None = None,
+    ) -> None:
+        spec = Spec(federation=self.federation, instance=INSTANCE, software="")
+        profile = Profile(samples=samples, labelled=samples, holdout=holdout)
+        train = trainer(self.federation, seconds, spoil)
+
+        def work(job: Job, store: Store) -> tuple[float, Event]:
+            self.jobs[name, job.id] += 1
+            took, event = train(job, store)
+            assert not callable(event)
+            return took, event
+
+        process = Process(
+            name, lambda s: tiers.device(spec, gateway, name, profile, s, self.clock), Store(None), work
+        )
+        self.world.add(process, at)
+
+    def run(self, limit_s: float = 1e6) -> bool:
+        """Until the cloud says that it is done."""
+        return self.world.run(lambda: self.phase() == "finished", limit_s)
+
+    def run_to_round(self, round: int, phase: str = "training", limit_s: float = 1e6) -> bool:
+        return self.world.run(lambda: (self.cloud.round, self.cloud.phase) == (round, phase), limit_s)
+
+    def go_on(self, seconds: float) -> None:
+        end = self.world.now + seconds
+        self.world.at(end, lambda: None)
+        self.world.run(lambda: self.world.now >= end, end)
+
+    def phase(self) -> str:
+        return self.cloud.phase if self.is_up("cloud") else ""
+
+    def is_up(self, name: str) -> bool:
+        return name in self.world.processes and self.world.processes[name].node is not None
+
+    @property
+    def cloud(self) -> CloudState:
+        node = self.world.processes["cloud"].node
+        if node is None:
+            return CloudState(instance=INSTANCE)
+        assert isinstance(node.machine, Cloud)
+        return node.machine.state
+
+    def gateway(self, name: str) -> GatewayState:
+        node = self.world.processes[name].node
+        assert node is not None
+        state = node.machine.state
+        assert isinstance(state, GatewayState)
+        return state
+
+    def device(self, name: str) -> DeviceState:
+        node = self.world.processes[name].node
+        assert node is not None
+        state = node.machine.state
+        assert isinstance(state, DeviceState)
+        return state
+
+    def hashes(self) -> dict[str, str]:
+        return {name: ref.hash for name, ref in sorted(self.cloud.parts.items())}
+
+    def ledger(self, name: str, kind: str, round: int | None = None) -> list[LedgerLine]:
+        return self.world.processes[name].store.ledger(kind, round)
+
+    def subjects(self, name: str, kind: str, round: int | None = None) -> list[str]:
+        return [line.subject for line in self.ledger(name, kind, round)]
+
+
+def build(
+    federation: Federation, faults: Faults = NONE, seed: int = 0, without: tuple[str, ...] = ()
+) -> Fleet:
+    """The whole federation at time 0, but for those `without`: the test adds them in its own way."""
+    fleet = Fleet(federation, World(faults, seed))
+    if "cloud" not in without:
+        fleet.add_cloud()
+    for gateway, devices in federation.gateways.items():
+        if gateway not in without:
+            own = trainer(federation, 5.0) if federation.evaluation == "test" else None
+            fleet.add_gateway(gateway, worker=own)
+        for device in devices:
+            if device not in without:
+                fleet.add_device(gateway, device)
+    return fleet
+
+
+@pytest.fixture(name="settings", scope="session")
+def settings_() -> Callable[..., Federation]:
+    return settings
+
+
+@pytest.fixture(name="build", scope="session")
+def build_() -> Callable[..., Fleet]:
+    return build
