@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from fedbac_edge.learning.compiled import kernel_for
 from fedbac_edge.learning.compiler import NoKernel
@@ -31,6 +32,12 @@ def _read(images: str, labels: str, count: int) -> Labelled:
     with gzip.open(FASHION / labels) as stream:
         y = np.frombuffer(stream.read(8 + count), dtype=np.uint8)[8:].astype(np.int64)
     return x, y
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> None:
+    """Several threads on small tensors mostly wait for each other; tests of threads ask for theirs."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
