@@ -56,10 +56,8 @@ def join(settings: Settings, voice: Voice) -> None:
                 if spec is not None:
                     _take_part(settings, name, spec, voice, leaving)
         voice.say("left", "left")
-    except identity.IdentityError as error:
+    except (identity.IdentityError, StoreError) as error:
         raise Misconfigured(str(error)) from error
-    except (identity.StateInUse, StoreError) as error:
-        raise Failed(str(error)) from error
     finally:
         logging.getLogger().removeHandler(handler)
         leaving.end()

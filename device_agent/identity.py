@@ -13,11 +13,7 @@ from broker.topics import BadName, check_name
 
 
 class IdentityError(ValueError):
-    """The state directory belongs to another device, or is damaged; the message says what to do."""
-
-
-class StateInUse(RuntimeError):
-    """The state directory cannot be used now: another agent runs on it, or it cannot be written."""
+    """The state directory is another device's, is in use or damaged; the message says what to do."""
 
 
 @contextlib.contextmanager
@@ -25,7 +21,8 @@ def held(state: Path, name: str | None) -> Iterator[str]:
     """The device's name, while `state` is locked against a second agent.
 
     A new directory gets `name`, or a random one ("dev-" and eight hex digits); a known one keeps its own.
-    Raises IdentityError when `name` is not the stored one, StateInUse, BadName.
+    Raises IdentityError when `name` is not the stored one, when another agent runs here, or when the
+    directory cannot be used; BadName.
     """
     if name is not None:
         check_name(name, "device")
@@ -33,14 +30,14 @@ def held(state: Path, name: str | None) -> Iterator[str]:
         state.mkdir(parents=True, exist_ok=True)
         lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StateInUse(
+        raise IdentityError(
             f"the state directory {state} cannot be used ({error.strerror}); choose another with --state"
         ) from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise StateInUse(
+            raise IdentityError(
                 f"another agent runs on {state}; for a second device on this machine give --name or --state"
             ) from None
         yield _name(state, name)
@@ -82,4 +79,4 @@ def _write(path: Path, name: str) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        raise StateInUse(f"{path} cannot be written ({error.strerror}); choose another --state") from error
+        raise IdentityError(f"{path} cannot be written ({error.strerror}); choose another --state") from error

@@ -16,7 +16,7 @@ from fedbac_edge.protocol.device import Device, DeviceState
 from fedbac_edge.protocol.engine import Action, Event, Log, Received, Send, Work
 from fedbac_edge.protocol.messages import GatewayStatus, PartRef, TrainTask
 
-QUIET_S = 5.0
+QUIET_S = 3.0
 """So long the gateway may be unseen before anything is said."""
 REMIND_S = 60.0
 

@@ -23,6 +23,7 @@ REMIND_S = 30.0
 SETTLE_S = 0.3
 """Without a name: how long others may follow the first description. A broker sends all at once."""
 POLL_S = 0.2
+BACK_OFF_S = 0.5
 
 
 class DiscoveryError(RuntimeError):
@@ -54,7 +55,7 @@ def find_spec(
     """
     search = _Search(url, federation)
     inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
-    bus = MqttBus(url, f"{client_id}:{secrets.token_hex(4)}", inbox, session_expiry=0)
+    bus = MqttBus(url, f"{client_id}:{secrets.token_hex(4)}", inbox, session_expiry=0, back_off=BACK_OFF_S)
     bus.subscribe(search.filter)
     began = time.monotonic()
     speak_at = began + PATIENCE_S
@@ -74,7 +75,7 @@ def find_spec(
                 if federation is not None:
                     bus.subscribe(search.every)  # to name the others: the name may be misspelt
             try:
-                event = inbox.get(timeout=POLL_S)
+                event = inbox.get(timeout=search.patience(now))
             except queue.Empty:
                 continue
             search.take(event, time.monotonic())
@@ -142,6 +143,11 @@ class _Search:
         if not self._found and self._unreadable:
             self._refuse_unreadable(min(self._unreadable))
         return next(iter(self._found.values()), None)
+
+    def patience(self, now: float) -> float:
+        """Seconds until `answer` may have become clear by mere waiting, or `stop` should be asked."""
+        left = self._latest + SETTLE_S - now
+        return left + 0.01 if 0 <= left < POLL_S else POLL_S
 
     def _refuse_unreadable(self, name: str) -> None:
         if name in self._unreadable:
