@@ -4,10 +4,15 @@
     cloud           everything of its federation                 everything of its federation
     observer        nothing                                      everything of its federation
     <gw>            edge/<gw>/{status,reply,update},             spec, cloud/status, model/#, blob/#,
-                    edge/<gw>/device/+/{task,receipt}            edge/<gw>/{task,receipt},
-                                                                 edge/<gw>/device/+/{status,reply,update}
-    <gw>/<dev>      its own {status,reply,update}                spec, cloud/status, model/#, blob/#,
-                                                                 edge/<gw>/status, its own {task,receipt}
+                    edge/<gw>/device/+/{task,receipt,infer}      edge/<gw>/{task,receipt,release},
+                                                                 edge/<gw>/device/+/{status,reply,update,
+                                                                 serving}, answer/<gw>/#
+    <gw>/<dev>      its own {status,reply,update,serving,        spec, cloud/status, model/#, blob/#,
+                    infer}, answer/<gw>/#, answer/cloud/#        edge/<gw>/{status,release}, its own {task,
+                                                                 receipt,infer}, answer/<gw>/<dev>/#
+
+So a model is asked by its device's own user, by its gateway and by the cloud, and each wants the answer below
+`answer/` and its own user name. An operator's orders to the cloud are given as the cloud.
 
 A device's user carries its gateway, so it cannot be taken for a gateway, nor for a device of another one:
 no name holds a '/'. Nobody's will lies outside of what he may publish: it is his status.
@@ -24,7 +29,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.topics import ROOT, BadName, Leaf, check_name, cloud_status, device, edge, spec
+from broker.topics import ROOT, BadName, Leaf, answers, check_name, cloud_status, device, edge, spec
 from broker.topics import device_filter as of_devices
 
 CLOUD = "cloud"
@@ -41,7 +46,7 @@ guessing 24 random bytes is hopeless anyhow."""
 
 
 class AccessError(ValueError):
-    """A roster for which no access list can be written; the message says what to change."""
+    """Users for whom no access list or certificate can be made; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -107,22 +112,34 @@ def rights(federation: str, user: str) -> Rights:
         return Rights(
             (
                 *(edge(federation, gateway, leaf) for leaf in UP),
-                *(of_devices(federation, gateway, leaf) for leaf in DOWN),
+                *(of_devices(federation, gateway, leaf) for leaf in (*DOWN, "infer")),
             ),
             (
                 *shared,
-                *(edge(federation, gateway, leaf) for leaf in DOWN),
-                *(of_devices(federation, gateway, leaf) for leaf in UP),
+                *(edge(federation, gateway, leaf) for leaf in (*DOWN, "release")),
+                *(of_devices(federation, gateway, leaf) for leaf in (*UP, "serving")),
+                answers_for(federation, user),
             ),
         )
     return Rights(
-        tuple(device(federation, gateway, name, leaf) for leaf in UP),
+        (
+            *(device(federation, gateway, name, leaf) for leaf in (*UP, "serving", "infer")),
+            answers_for(federation, gateway),
+            answers_for(federation, CLOUD),
+        ),
         (
             *shared,
             edge(federation, gateway, "status"),
-            *(device(federation, gateway, name, leaf) for leaf in DOWN),
+            edge(federation, gateway, "release"),
+            *(device(federation, gateway, name, leaf) for leaf in (*DOWN, "infer")),
+            answers_for(federation, user),
         ),
     )
+
+
+def answers_for(federation: str, user: str) -> str:
+    """Filter for where a user may want the answers to his questions: answer/<user>/ and what follows."""
+    return f"{answers(federation)}{user}/#"
 
 
 def access_list(federation: str, users: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ CLOCKS_DIFFER = datetime.timedelta(days=1)
 """A certificate is valid since yesterday: the clock of a device may be behind."""
 
 
-class KeysError(ValueError):
+class KeysError(access.AccessError):
     """The folder of keys is not as it must be, or a certificate cannot be made; says what to do."""
 
 
@@ -128,12 +128,19 @@ def issue(folder: Path, user: str, days: int = CLIENT_DAYS, *, replace: bool = F
         )
     if not pair.exists and replace:
         raise KeysError(f"{user} has no certificate yet: fedbac keys issue {user}")
-    if len(user) > LONGEST_COMMON_NAME:
-        raise KeysError(
-            f"{user} has {len(user)} characters, and a certificate's name may have {LONGEST_COMMON_NAME}: "
-            f"use shorter names of gateway and device"
-        )
+    check_names([user])
     return _issue(folder, pair, user, days)
+
+
+def check_names(users: Iterable[str]) -> None:
+    """Raise BadName, AccessError or KeysError when one of the users cannot have a certificate."""
+    for user in users:
+        access.split(user)
+        if len(user) > LONGEST_COMMON_NAME:
+            raise KeysError(
+                f"{user} has {len(user)} characters, and a certificate's name may have "
+                f"{LONGEST_COMMON_NAME}: use shorter names of gateway and device"
+            )
 
 
 def _issue(

@@ -50,6 +50,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def check_exposure(host: str, *, closed: bool, encrypted: bool) -> None:
+    """Raise BrokerError for a broker that others can reach when it lets in anybody, or speaks plain text."""
+    if is_loopback(host):
+        return
+    if not closed:
+        raise BrokerError(
+            f"a broker at {host} without a password file or client certificates would let in whoever reaches "
+            f"that address: give one of them, listen on 127.0.0.1, or allow it explicitly (--insecure)"
+        )
+    if not encrypted:
+        raise BrokerError(
+            f"at {host} others can reach this broker, and read passwords and models in plain text: "
+            f"give it certificates, listen on 127.0.0.1, or allow it explicitly (--insecure)"
+        )
+
+
 def configuration(
     host: str,
     port: int,
@@ -69,24 +85,23 @@ def configuration(
     Args:
         host, port: where to listen.
         persistence_dir: keep retained messages and sessions here over a restart; None: in memory only.
-        password_file: made with mosquitto_passwd; None: everybody may connect, on the loopback address only.
-        acl_file: who may read and write which topics.
+        password_file: of `access.password_line` or mosquitto_passwd; None: whoever has a client certificate
+            where those are required, else everybody, on the loopback address only.
+        acl_file: who may read and write which topics, see `access.access_list`.
         tls: certificates; None: plain text.
         max_packet: largest packet taken, bytes with framing.
         max_queued_messages, max_queued_bytes: kept for a client that is away or slow; beyond either limit
             the newest are dropped silently.
         user: whom Mosquitto becomes when root starts it; None: its own default, "mosquitto".
-        insecure: allow a broker without passwords or client certificates on an address others can reach.
+        insecure: allow plain text, and a broker without passwords or client certificates, on an address that
+            others can reach.
 
     Raises BrokerError for a broker that would be open to the network without `insecure`.
 
     """
     closed = password_file is not None or (tls is not None and tls.require_client)
-    if not closed and not is_loopback(host) and not insecure:
-        raise BrokerError(
-            f"a broker at {host} without a password file or client certificates would let in whoever reaches "
-            f"that address: give one of them, listen on 127.0.0.1, or allow it explicitly (insecure)"
-        )
+    if not insecure:
+        check_exposure(host, closed=closed, encrypted=tls is not None)
     lines = [
         "# Mosquitto 2 for a fedbac federation.",
         "",
@@ -122,7 +137,7 @@ def configuration(
             "# Seconds between writes to disk.",
             "autosave_interval 60",
         ]
-    lines += ["", f"allow_anonymous {'false' if password_file else 'true'}"]
+    lines += ["", f"allow_anonymous {'false' if closed else 'true'}"]
     if password_file:
         lines += [f"password_file {password_file}"]
     if acl_file:

@@ -11,10 +11,12 @@ COMMANDS = {
     "init": "fedbac_edge.commands.init:init",
     "partition": "fedbac_edge.commands.partition:partition",
     "simulate": "fedbac_edge.commands.simulate:simulate",
+    "keys": "fedbac_edge.commands.keys:keys",
     "broker": "fedbac_edge.commands.broker:broker",
     "cloud": "fedbac_edge.commands.cloud:cloud",
     "gateway": "fedbac_edge.commands.gateway:gateway",
     "status": "fedbac_edge.commands.status:status",
+    "doctor": "fedbac_edge.commands.doctor:doctor",
     "export": "fedbac_edge.commands.export:export",
 }
 

@@ -189,7 +189,7 @@ class Runtime:
 
         return selftest.SelfTest(
             user,
-            selftest.plan(node.federation, own.gateway, own.device),
+            selftest.plan_of(node.will().topic, node.subscriptions()),
             lambda topic, token: self._bus.publish(topic, b"", token=token),
             self._bus.subscribe,
             self._bus.unsubscribe,

@@ -29,14 +29,18 @@ def broker() -> None:
 
 def _listener_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--insecure", is_flag=True, help="Allow an open broker on an address others can reach."),
+        click.option(
+            "--insecure", is_flag=True, help="Allow plain text or an open broker where others can reach it."
+        ),
+        click.option("--user", "others", multiple=True, help="Mosquitto: a user beyond the roster."),
+        click.option("--keys", type=FILE, help="Mosquitto: certificates of fedbac keys, not passwords."),
         click.option("--require-certificate", is_flag=True, help="Every client shows one signed by --ca."),
         click.option("--key", type=FILE, help="Key of --cert (PEM)."),
         click.option("--cert", type=FILE, help="The broker's certificate (PEM): TLS."),
         click.option("--ca", type=FILE, help="Authority of the certificates (PEM)."),
         click.option("--acl-file", type=FILE, help="Mosquitto: who may read and write which topics."),
         click.option("--password-file", type=FILE, help="Mosquitto: made with mosquitto_passwd."),
-        click.option("--port", type=click.IntRange(1, 65535), default=1883, show_default=True),
+        click.option("--port", type=click.IntRange(1, 65535), help="[default: 1883, with certificates 8883]"),
         click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
     ):
         function = option(function)
@@ -52,47 +56,102 @@ def _listener_options(function: Callable[..., None]) -> Callable[..., None]:
     help="auto: Mosquitto when it is installed.",
 )
 @click.option("--state", type=FILE, default=Path("runs/broker"), show_default=True, help="Its files and log.")
+@click.option(
+    "--federation", "file", type=FILE, help="Mosquitto: let in the users of this roster, nobody else."
+)
 @_listener_options
-def run(kind: Any, state: Path, host: str, port: int, insecure: bool, **options: Any) -> None:
+def run(
+    kind: Any,
+    state: Path,
+    file: Path | None,
+    host: str,
+    port: int | None,
+    insecure: bool,
+    keys: Path | None,
+    others: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Run a broker until SIGTERM or Ctrl-C. The default is for this machine alone.
 
     \b
     Example:
       fedbac broker run
-      fedbac broker run --host 0.0.0.0 --port 8883 --ca ca.pem --cert broker.pem --key broker.key
+      fedbac broker run --host 0.0.0.0 --federation federation.toml --keys keys
     """
     with explained():
         from broker import run as brokers
 
-        brokers.run(kind, host, port, state, insecure=insecure, **_mosquitto_options(**options))
+        given = _mosquitto_options(**options)
+        if file is not None:
+            given.update(_access(state, file, keys, others, given), **_sized_for(file))
+        elif keys is not None or others:
+            raise Misconfigured("--keys and --user need --federation, whose roster says who may do what")
+        brokers.run(kind, host, port or _port(given), state, insecure=insecure, **given)
 
 
 @broker.command()
-@click.option("--federation", "file", type=FILE, help="Size the queues for this federation.")
+@click.option("--federation", "file", type=FILE, help="Size the queues for it; its roster is let in.")
+@click.option("--out", type=FILE, help="Write it to this folder, with access list and passwords.")
 @click.option("--persistence", type=FILE, help="Keep messages over a restart in this folder.")
 @_listener_options
 def config(
-    file: Path | None, persistence: Path | None, host: str, port: int, insecure: bool, **options: Any
+    file: Path | None,
+    out: Path | None,
+    persistence: Path | None,
+    host: str,
+    port: int | None,
+    insecure: bool,
+    keys: Path | None,
+    others: tuple[str, ...],
+    **options: Any,
 ) -> None:
-    """Print a commented mosquitto.conf.
+    """Print a commented mosquitto.conf, or write it with the files that say who may do what.
 
     \b
     Example:
       fedbac broker config --federation federation.toml > mosquitto.conf
-      mosquitto -c mosquitto.conf
+      fedbac broker config --federation federation.toml --out mosquitto --host 0.0.0.0 --keys keys
+      mosquitto -c mosquitto/mosquitto.conf
     """
     with explained():
-        from broker.mosquitto import configuration
+        from broker import secret_files
+        from broker.mosquitto import check_exposure, configuration
+        from fedbac_edge.commands import access
 
-        text = configuration(
-            host,
-            port,
-            persistence_dir=persistence,
-            insecure=insecure,
-            **_mosquitto_options(**options),
-            **({} if file is None else _sized_for(file)),
-        )
+        given = _mosquitto_options(**options)
+        if out is not None:
+            if file is None:
+                raise Misconfigured("--out needs --federation, whose roster says who may do what")
+            if not insecure:  # before anything is written
+                check_exposure(host, closed=True, encrypted=keys is not None or "tls" in given)
+            given.update(_access(out, file, keys, others, given))
+        elif keys is not None or others:
+            raise Misconfigured("--keys and --user need --out, a folder for what they make")
+        port = port or _port(given)
+        sized = {} if file is None else _sized_for(file)
+        text = configuration(host, port, persistence_dir=persistence, insecure=insecure, **given, **sized)
+        if out is not None:
+            secret_files.write(out / "mosquitto.conf", text.encode())
+            text = "\n".join(access.explain(out, given, host, port)) + "\n"
     click.echo(text, nl=False)
+
+
+def _access(
+    folder: Path, file: Path, keys: Path | None, others: tuple[str, ...], given: dict[str, Any]
+) -> dict[str, Any]:
+    """Write who may do what; see `access.prepare`."""
+    from fedbac_edge import config
+    from fedbac_edge.commands import access
+
+    if "acl_file" in given or "password_file" in given:
+        raise Misconfigured(
+            "access list and passwords are written for the roster: leave out the files of others"
+        )
+    return access.prepare(folder, config.load(file), others, keys, "tls" in given)
+
+
+def _port(given: dict[str, Any]) -> int:
+    return 8883 if given.get("tls") is not None else 1883
 
 
 def _mosquitto_options(

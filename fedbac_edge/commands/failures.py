@@ -29,6 +29,7 @@ def explained() -> Iterator[None]:
         raise
     except Exception as error:
         # Imported only now: whoever raised it has loaded its module already.
+        from broker.access import AccessError
         from broker.process import BrokerError
         from broker.topics import BadName
         from broker.url import BadUrl
@@ -40,7 +41,7 @@ def explained() -> Iterator[None]:
         from fedbac_edge.runtime import Stopped
         from fedbac_edge.store import StoreError
 
-        asked = (FederationError, DataError, PartitionError, BadUrl, BadName, StoreError)
+        asked = (AccessError, FederationError, DataError, PartitionError, BadUrl, BadName, StoreError)
         if isinstance(error, asked):
             raise Misconfigured(str(error)) from error
         if isinstance(error, Interrupted):
