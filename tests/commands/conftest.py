@@ -1,0 +1,140 @@
+"""A finished campaign in the virtual world with the stores of all tiers on disk, and a real broker."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from broker.mosquitto import MosquittoBroker
+from fedbac_edge import config, tiers
+from fedbac_edge.federation import Federation
+from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.parts import pack, unpack
+from fedbac_edge.protocol.device import Profile
+from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, Trained, TrainJob
+from fedbac_edge.protocol.messages import Score, Spec
+from fedbac_edge.randomness import generator
+from fedbac_edge.simulation.world import Process, World
+from fedbac_edge.store import Store
+
+TINY = """
+name = "tiny"
+rounds = 4
+eligibility = "roster"
+[model]
+classes = ["a", "b", "c"]
+input = [1, 16, 16]
+mean = [0.4]
+std = [0.3]
+[method]
+clusters = 3
+[selection]
+warm_up = 2
+[assignment]
+every = 2
+[gateways]
+gw1 = ["d1", "d2"]
+gw2 = ["d3", "d4"]
+"""
+
+
+@pytest.fixture
+def runner() -> CliRunner:
+    """Runs commands in this process."""
+    return CliRunner()
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Federation:
+    """What the finished campaign was."""
+    return config.parse(TINY)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Federation) -> Path:
+    """State directory of a whole federation after its last round."""
+    place = tmp_path_factory.mktemp("finished")
+    world = World()
+    make = {"cloud": lambda store: tiers.cloud(tiny, "0badcafe", store, lambda: world.now)}
+    world.add(Process("cloud", make["cloud"], Store(place / "cloud.sqlite")))
+    spec = Spec(federation=tiny, instance="0badcafe", software="")
+    profile = Profile(samples=100, labelled=100, holdout=10)
+    for gateway, devices in tiny.gateways.items():
+        world.add(
+            Process(
+                gateway,
+                lambda store, gateway=gateway: tiers.gateway("tiny", gateway, store, lambda: world.now),
+                Store(place / f"gateway-{gateway}.sqlite"),
+            )
+        )
+        for device in devices:
+            (place / device).mkdir()
+            world.add(
+                Process(
+                    device,
+                    lambda store, gateway=gateway, device=device: tiers.device(
+                        spec, gateway, device, profile, store, lambda: world.now
+                    ),
+                    Store(place / device / "device.sqlite"),
+                    _work,
+                )
+            )
+
+    def done() -> bool:
+        node = world.processes["cloud"].node
+        return node is not None and node.machine.state.phase == "finished"
+
+    assert world.run(done, 1e5)
+    for process in world.processes.values():
+        process.store.close()
+    return place
+
+
+def _work(job: Job, store: Store) -> tuple[float, Event]:
+    """Weights move at random; scores are drawn."""
+    schema = LeNet((1, 16, 16), 3).schema()
+    if isinstance(job, TrainJob):
+        rng = generator(*job.seed)
+        parts = {
+            role: {
+                name: (tensor + 0.01 * rng.standard_normal(tensor.shape)).astype(np.float32)
+                for name, tensor in unpack(store.blobs[hash], schema).items()
+            }
+            for role, hash in job.parts.items()
+        }
+        score = Score(10, int(rng.integers(0, 11)), 3.0)
+        packed = {role: pack(part) for role, part in parts.items()}
+        return 5.0, Trained(job.id, packed, 90, 90, 1.0, score, score if job.previous else None)
+    assert isinstance(job, EvaluateJob)
+    rng = generator(7, *(hash for parts in job.candidates.values() for hash in parts.values()))
+    return 1.0, Evaluated(
+        job.id, {k: Score(10, int(rng.integers(1, 11)), float(rng.uniform(1, 3))) for k in job.candidates}
+    )
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of the loopback address that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path, free_port: int) -> Iterator[str]:
+    """The address of a real broker without persistence."""
+    with MosquittoBroker("127.0.0.1", free_port, tmp_path / "mosquitto"):
+        yield f"mqtt://127.0.0.1:{free_port}"

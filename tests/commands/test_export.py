@@ -1,0 +1,96 @@
+"""`fedbac export` from the store of a finished cloud, held against torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.nn import functional as F
+
+from export.session import Session
+from fedbac_edge.cli import cli
+from fedbac_edge.federation import Federation
+from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.parts import Part, unpack
+from fedbac_edge.store import Store
+
+
+def _forward(part: Part, x: torch.Tensor) -> torch.Tensor:
+    w = {name: torch.from_numpy(tensor) for name, tensor in part.items()}
+    x = F.max_pool2d(F.relu(F.conv2d(x, w["conv1.weight"], w["conv1.bias"])), 2)
+    x = F.max_pool2d(F.relu(F.conv2d(x, w["conv2.weight"], w["conv2.bias"])), 2)
+    x = x.flatten(1)
+    for layer in ("fc1", "fc2"):
+        x = F.relu(F.linear(x, w[f"{layer}.weight"], w[f"{layer}.bias"]))
+    return F.linear(x, w["fc3.weight"], w["fc3.bias"])
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float"])
+def test_the_files_compute_the_sum_of_the_stored_parts(
+    runner: CliRunner, finished: Path, tiny: Federation, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / "models"
+    result = runner.invoke(cli, ["export", "--state", str(finished), "--out", str(out), "--input", kind])
+    assert result.exit_code == 0, result.output
+    store = Store(finished / "cloud.sqlite", read_only=True)
+    final = store.ledger(kind="finished")[0]
+    summary = store.ledger(kind="summary")[-1].detail
+    schema = LeNet((1, 16, 16), 3).schema()
+    images = np.random.default_rng(1).integers(0, 256, (9, 16, 16), dtype=np.uint8)
+    x = torch.from_numpy((images[:, None] / np.float32(255) - np.float32(0.4)) / np.float32(0.3)).float()
+    used = {site["cluster"] for site in summary["sites"].values()}
+    assert {path.name for path in out.iterdir()} == {f"cluster-{k}.onnx" for k in used}
+    for number in used:
+        session = Session(out / f"cluster-{number}.onnx")
+        hashes = [final.detail["parts"][name] for name in ("global", f"cluster-{number}")]
+        expected = sum(_forward(unpack(store.blobs[hash], schema), x) for hash in hashes)
+        assert isinstance(expected, torch.Tensor)
+        np.testing.assert_allclose(session.logits(images), expected.numpy(), atol=2e-5)
+        assert [part["hash"] for part in json.loads(session.metadata["parts"])] == hashes
+        assert session.metadata["federation"] == "tiny"
+        assert session.metadata["round"] == "4"
+        assert session.metadata["cluster"] == str(number)
+        assert session.classes == ("a", "b", "c")
+        sites = [site for site in summary["sites"].values() if site["cluster"] == number]
+        right = sum(site["accuracy"] * site["holdout"] for site in sites)
+        count = sum(site["holdout"] for site in sites)
+        assert float(session.metadata["holdout_accuracy"]) == pytest.approx(right / count, abs=1e-6)
+    store.close()
+
+
+def test_part_logits_add_up(runner: CliRunner, finished: Path, tmp_path: Path) -> None:
+    command = ["export", "--state", str(finished), "--out", str(tmp_path), "--part-logits"]
+    assert runner.invoke(cli, command).exit_code == 0
+    session = Session(next(tmp_path.glob("*.onnx")))
+    images = np.random.default_rng(2).integers(0, 256, (4, 16, 16), dtype=np.uint8)
+    parts = session.part_logits(images)
+    assert len(parts) == 2
+    np.testing.assert_allclose(sum(parts.values()), session.logits(images), atol=1e-5)
+
+
+def test_models_of_clusters_that_are_empty_now_are_removed(
+    runner: CliRunner, finished: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cluster-77.onnx").write_bytes(b"old")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert runner.invoke(cli, ["export", "--state", str(finished), "--out", str(tmp_path)]).exit_code == 0
+    assert not (tmp_path / "cluster-77.onnx").exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_the_store_of_another_tier_is_refused(runner: CliRunner, finished: Path, tmp_path: Path) -> None:
+    state = finished / "gateway-gw1.sqlite"
+    result = runner.invoke(cli, ["export", "--state", str(state), "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "not the store of a cloud" in result.output
+
+
+def test_a_file_that_is_no_store(runner: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "cloud.sqlite").write_bytes(b"no database at all" * 100)
+    result = runner.invoke(cli, ["export", "--state", str(tmp_path), "--out", str(tmp_path / "m")])
+    assert result.exit_code == 2
+    assert "not a store of this software" in result.output

@@ -1,0 +1,98 @@
+"""`fedbac init` writes what `config.load` reads back, with every setting explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbac_edge import config
+from fedbac_edge.cli import cli
+from fedbac_edge.commands.federation_file import ABOUT, render
+from fedbac_edge.commands.init import PRESET_NAMES
+from fedbac_edge.commands.presets import PRESETS
+from fedbac_edge.federation import AssignmentTable, Federation, ModelTable, TrainingTable
+
+
+@pytest.mark.parametrize("preset", PRESET_NAMES)
+def test_what_is_written_is_read_back(runner: CliRunner, tmp_path: Path, preset: str) -> None:
+    out = tmp_path / "federation.toml"
+    result = runner.invoke(cli, ["init", "--out", str(out), "--name", "orchard", "--preset", preset])
+    assert result.exit_code == 0, result.output
+    assert config.load(out) == PRESETS[preset]("orchard")
+    assert [path.name for path in tmp_path.iterdir()] == ["federation.toml"]
+
+
+def test_the_offered_presets_are_those_that_exist() -> None:
+    assert set(PRESET_NAMES) == set(PRESETS)
+
+
+def test_every_setting_is_explained() -> None:
+    fields = {field.name: field for field in msgspec.structs.fields(Federation)}
+    expected = set()
+    for name, field in fields.items():
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            expected |= {
+                f"[{name}]",
+                *(f"{name}.{inner.name}" for inner in msgspec.structs.fields(field.type)),
+            }
+        else:
+            expected.add("[gateways]" if name == "gateways" else name)
+    assert set(ABOUT) == expected
+
+
+def test_defaults_are_named() -> None:
+    text = render(PRESETS["fleet"]("x"))
+    assert "Default: 0.995\nlearning_rate_decay = 0.995" in text
+    assert 'Default: "common"\ncluster_start = "common"' in text
+
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)
+labels = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(
+    name=names,
+    classes=st.lists(labels, min_size=2, max_size=4, unique=True),
+    rate=st.floats(1e-9, 1e9),
+    alpha=st.floats(0, 1e9),
+    gateways=st.dictionaries(names, st.lists(names, unique=True, max_size=3).map(tuple), max_size=3),
+)
+def test_any_federation_survives(
+    name: str, classes: list[str], rate: float, alpha: float, gateways: dict[str, tuple[str, ...]]
+) -> None:
+    federation = Federation(
+        name=name,
+        model=ModelTable(classes=tuple(classes)),
+        training=TrainingTable(learning_rate=rate),
+        assignment=AssignmentTable(alpha=alpha, live_counts=False),
+        gateways=gateways,
+    )
+    assert config.parse(render(federation)) == federation
+
+
+def test_a_file_that_is_there_stays_without_force(runner: CliRunner, tmp_path: Path) -> None:
+    out = tmp_path / "federation.toml"
+    out.write_text("mine")
+    assert runner.invoke(cli, ["init", "--out", str(out)]).exit_code == 2
+    assert out.read_text() == "mine"
+    assert runner.invoke(cli, ["init", "--out", str(out), "--force"]).exit_code == 0
+    assert config.load(out).name == "fleet"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a+b", "a#b", "x" * 300, ".hidden", "a b"])
+def test_bad_names_are_refused(runner: CliRunner, tmp_path: Path, name: str) -> None:
+    result = runner.invoke(cli, ["init", "--out", str(tmp_path / "f.toml"), "--name", name])
+    assert result.exit_code == 2
+    assert "cannot be the name of a federation" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", [".", "missing/federation.toml"])
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_place_that_cannot_be_written(runner: CliRunner, out: str) -> None:
+    assert runner.invoke(cli, ["init", "--out", out]).exit_code == 2

@@ -1,0 +1,116 @@
+"""`fedbac partition` on real Fashion-MNIST and on a small archive: whole, repeatable, refused when tiny."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fedbac_edge.cli import cli
+from fedbac_edge.commands import fashion
+from fedbac_edge.datasets import idx, npz
+from fedbac_edge.datasets.partition import Partition
+
+COMMAND = ["partition", "--data", "fashion-mnist", "--samples", "3000", "--test-samples", "2000"]
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_twice_gives_identical_files(runner: CliRunner, tmp_path: Path) -> None:
+    first, second = (tmp_path / name for name in ("one", "two"))
+    results = [runner.invoke(cli, [*COMMAND, "--out", str(out)]) for out in (first, second, first)]
+    assert [result.exit_code for result in results] == [0, 0, 0], results[0].output
+    hashes = _hashes(first)
+    assert hashes == _hashes(second)
+    assert {"gw1/dev-1-1.npz", "gw2/dev-2-4.npz", "gw1/test.npz", "gw2/test.npz"} <= set(hashes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_files_table_and_hash_agree_with_the_partition(runner: CliRunner, tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+    result = runner.invoke(cli, [*COMMAND, "--out", str(out)])
+    partition = Partition.load(out / "partition.npz")
+    described = json.loads((out / "partition.json").read_text())
+    assert partition.digest == described["hash"]
+    assert partition.digest in result.output
+    assert np.array_equal(np.array(described["server_shares"]), partition.server_shares)
+    total = 0
+    for m, clients in enumerate(partition.train, 1):
+        for i, indices in enumerate(clients, 1):
+            samples = npz.read(out / f"gw{m}" / f"dev-{m}-{i}.npz")
+            assert len(samples) == len(indices)
+            assert np.bincount(samples.y, minlength=10).tolist() == described["counts"][f"gw{m}/dev-{m}-{i}"]
+            total += len(samples)
+        assert len(npz.read(out / f"gw{m}" / "test.npz")) == len(partition.test[m - 1])
+    assert total == 3000
+
+
+def test_images_keep_their_labels(runner: CliRunner, tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+    runner.invoke(cli, [*COMMAND, "--out", str(out)])
+    images = idx.read_array(fashion.folder() / "train-images-idx3-ubyte.gz")
+    labels = idx.read_array(fashion.folder() / "train-labels-idx1-ubyte.gz")
+    known = {image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)}
+    shard = npz.read(out / "gw1" / "dev-1-2.npz")
+    assert [known[image.tobytes()] for image in shard.x] == shard.y.tolist()
+
+
+def test_a_tiny_server_is_refused_or_accepted(runner: CliRunner, tmp_path: Path) -> None:
+    command = [*COMMAND[:-1], "150", "--out", str(tmp_path / "shards")]
+    refused = runner.invoke(cli, command)
+    assert refused.exit_code == 2
+    assert "--allow-tiny" in refused.output
+    assert list(tmp_path.iterdir()) == []
+    assert runner.invoke(cli, [*command, "--allow-tiny"]).exit_code == 0
+
+
+def test_a_folder_of_somebody_else_is_left_alone(runner: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    result = runner.invoke(cli, [*COMMAND, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds other files" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_single_file_needs_test_data(runner: CliRunner, tmp_path: Path) -> None:
+    for name, count in (("train.npz", 600), ("test.npz", 400)):
+        rng = np.random.default_rng(count)
+        x = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        np.savez(tmp_path / name, x=x, y=rng.integers(0, 10, count))
+    out = tmp_path / "shards"
+    command = ["partition", "--data", str(tmp_path / "train.npz"), "--out", str(out), "--devices", "2"]
+    refused = runner.invoke(cli, command)
+    assert refused.exit_code == 2
+    assert "--test" in refused.output
+    result = runner.invoke(cli, [*command, "--test", str(tmp_path / "test.npz"), "--alpha-server", "100"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("data", ["nowhere", "empty.npz"])
+@pytest.mark.usefixtures("in_tmp_path")
+def test_unusable_data(runner: CliRunner, data: str) -> None:
+    Path("empty.npz").touch()
+    result = runner.invoke(cli, ["partition", "--data", data, "--test", data, "--out", "shards"])
+    assert result.exit_code == 2
+    assert data in result.output
+    assert not Path("shards").exists()
+
+
+def test_without_fashion_mnist_it_says_how_to_get_it(
+    runner: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDBAC_FASHION_MNIST", str(tmp_path / "missing"))
+    for command in ([*COMMAND, "--out", str(tmp_path / "x")], ["demo", "--out", str(tmp_path / "y")]):
+        result = runner.invoke(cli, command)
+        assert result.exit_code == 2
+        assert "apt-get install dataset-fashion-mnist" in result.output
