@@ -43,8 +43,8 @@ class MethodTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str = "fedbac"
     clusters: Annotated[int, Meta(ge=0, le=1000)] = 0
     """K_max; 0 means one per gateway (the paper's default)."""
-    initial: Literal["round-robin", "single"] = "round-robin"
-    """Assignment at the start: gateway i on cluster i, or everyone on cluster 0."""
+    initial: Literal["round-robin", "single", "argmin"] = "round-robin"
+    """At the start: gateway i on cluster i, everyone on cluster 0, or each where its loss is smallest."""
     cluster_start: Literal["common", "each", "warm"] = "common"
     """Initial cluster networks: one common draw, one draw each, or common with a warm start."""
     cloud_weight: Literal["data", "participants"] = "data"
@@ -84,13 +84,15 @@ class SelectionTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class AssignmentTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[assignment] Which cluster a site belongs to."""
 
-    method: Literal["linucb", "fixed"] = "linucb"
+    method: Literal["linucb", "argmin", "fixed"] = "linucb"
     every: Natural = 20
     """tau_re: rounds between two sweeps."""
     alpha: NonNegative = 1.0
     arms: Literal["disjoint", "shared"] = "disjoint"
     reward: Literal["accuracy", "accuracy-change"] = "accuracy"
     live_counts: bool = True
+    margin: Fraction = 0.95
+    """argmin: a site moves if the best loss is below so many times its current one."""
 
 
 class DeadlineTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,9 +29,11 @@ ABOUT: dict[str, str] = {
     "model.mean": "Per channel, of pixels scaled to 0..1: the mean that is subtracted ...",
     "model.std": "... and the standard deviation that the rest is divided by.",
     "[method]": "Which networks exist and how they are averaged.",
-    "method.name": '"fedbac": a global network plus one per cluster. "hierfavg": one network for all.',
+    "method.name": '"fedbac": a global network plus one per cluster. "hierfavg": one network for all.\n'
+    '"ifca": one per cluster and none shared. "local": every site for itself.',
     "method.clusters": "Number of clusters; 0 means one per gateway under [gateways].",
-    "method.initial": 'Where sites begin: "round-robin" over the clusters, or all in a "single" one.',
+    "method.initial": 'Where sites begin: "round-robin" over the clusters, all in a "single" one, or each\n'
+    'where its loss is smallest ("argmin").',
     "method.cluster_start": 'First weights of the cluster networks: one "common" draw, one draw "each", or\n'
     '"warm": a cluster that is entered for the first time copies the network of the one left.',
     "method.cloud_weight": 'A site weighs by all its "data", or by what its "participants" trained on.',
@@ -53,11 +55,13 @@ ABOUT: dict[str, str] = {
     "selection.warm_up": "Rounds in which the choice is uniform, while experience is gathered.",
     "selection.credit": 'A round\'s change counts as won or lost ("hard"), or in proportion ("soft").',
     "[assignment]": "Which cluster a site belongs to.",
-    "assignment.method": '"linucb": a contextual bandit moves sites. "fixed": they stay where they began.',
+    "assignment.method": '"linucb": a contextual bandit moves sites. "argmin": to the smallest loss.\n'
+    '"fixed": they stay where they began.',
     "assignment.every": "Rounds between two sweeps over the sites.",
     "assignment.alpha": "How much the bandit explores.",
     "assignment.arms": 'One linear model per cluster ("disjoint"), or one for all ("shared").',
     "assignment.reward": 'What a cluster is rewarded with: "accuracy", or "accuracy-change".',
+    "assignment.margin": '"argmin": a site moves if the best loss is below so many times its own.',
     "assignment.live_counts": "Cluster sizes follow the moves within a sweep, so that sites do not herd.",
     "[deadlines]": "When a round closes, in seconds, and what an update must pass.",
     "deadlines.min_updates": "Below so many updates a gateway's round does not count.",

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedbac_edge.federation import Federation
-from fedbac_edge.methods import fedbac, hierfavg
+from fedbac_edge.methods import fedbac, hierfavg, ifca, local
 from fedbac_edge.methods.method import Method
 
 METHODS: dict[str, Callable[[Federation], Method]] = {
     "fedbac": fedbac.fedbac,
     "hierfavg": hierfavg.hierfavg,
+    "ifca": ifca.ifca,
+    "local": local.local,
 }
 
 

@@ -11,13 +11,14 @@ from fedbac_edge.methods.method import Method, Role
 
 
 def fedbac(federation: Federation) -> Method:
-    """Fed-BAC; `assignment.method = "fixed"` is the ablation without LinUCB."""
+    """Fed-BAC; `assignment.method` "fixed" is the ablation without LinUCB, "argmin" that with IFCA's rule."""
     return Method(
         roles=(
             Role("global", "global"),
             Role("cluster", "cluster", l2=federation.training.cluster_l2),
         ),
         clusters=federation.cluster_count,
-        reassigns=federation.assignment.method == "linucb" and federation.cluster_count > 1,
+        policy=federation.assignment.method,
+        placement=federation.method.initial,
         shared_cluster_start=federation.method.cluster_start != "each",
     )

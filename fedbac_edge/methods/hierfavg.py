@@ -8,4 +8,4 @@ from fedbac_edge.methods.method import Method, Role
 
 def hierfavg(federation: Federation) -> Method:
     """One global role, no clusters; use participation = 1.0 for the paper's baseline."""
-    return Method(roles=(Role("global", "global"),), clusters=1, reassigns=False)
+    return Method(roles=(Role("global", "global"),))

@@ -26,16 +26,32 @@ class Role:
     l2: float = 0.0
 
 
+Policy = Literal["linucb", "argmin", "fixed"]
+"""How sites are moved between clusters: by the bandit, to the smallest loss, or not at all."""
+Placement = Literal["round-robin", "single", "argmin"]
+"""Where sites begin: dealt out in name order, all in cluster 0, or each where its loss is smallest."""
+
+
 @dataclass(frozen=True)
 class Method:
     """Roles of a model and how its clusters are assigned."""
 
     roles: tuple[Role, ...]
-    clusters: int
-    reassigns: bool
-    """True when the cloud holds an evaluation phase every tau_re rounds and moves sites."""
+    clusters: int = 1
+    policy: Policy = "fixed"
+    placement: Placement = "round-robin"
     shared_cluster_start: bool = True
     """True when all parts of a cluster role start from one common draw."""
+
+    @property
+    def reassigns(self) -> bool:
+        """True when the cloud holds an evaluation phase every tau_re rounds and may move sites."""
+        return self.policy != "fixed" and self.clusters > 1
+
+    @property
+    def places_by_loss(self) -> bool:
+        """True when an evaluation phase before the first round decides where sites begin."""
+        return self.placement == "argmin" and self.clusters > 1
 
     def part_name(self, role: Role, cluster: int) -> str:
         """The part that plays `role` at a site of `cluster`."""

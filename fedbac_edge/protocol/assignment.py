@@ -1,4 +1,4 @@
-"""Between the cloud's machine and LinUCB: scores become evaluations, decisions become ledger lines."""
+"""Between the cloud and the rule that assigns clusters: scores become decisions and lines of the ledger."""
 
 from __future__ import annotations
 
@@ -6,9 +6,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedbac_edge.bandits import linucb
-from fedbac_edge.federation import AssignmentTable
-from fedbac_edge.methods.method import Method
+from fedbac_edge.federation import AssignmentTable, Federation
+from fedbac_edge.methods.ifca import closest
+from fedbac_edge.methods.method import Method, Placement
 from fedbac_edge.protocol.messages import Score
+
+
+def initial_places(
+    known: Sequence[str], fresh: Sequence[str], clusters: int, rule: Placement
+) -> dict[str, int]:
+    """Site -> cluster at its start; "argmin" deals out too, until the losses are known."""
+    return linucb.initial_assignment(
+        [*known, *fresh], clusters, "single" if rule == "single" else "round-robin"
+    )
+
+
+def sweep(
+    federation: Federation,
+    method: Method,
+    clustering: linucb.Clustering,
+    evaluated: Mapping[str, linucb.Evaluation],
+    round: int,
+) -> tuple[linucb.Clustering, tuple[linucb.Decision, ...]]:
+    """Reassign every site by the method's policy; before the first round always by the smallest loss."""
+    table = federation.assignment
+    if round > 0 and method.policy == "linucb":
+        return linucb.sweep(clustering, evaluated, round, federation.rounds, cluster_options(table))
+    margin = 1.0 if round == 0 else table.margin
+    decisions = []
+    for site, current in clustering.assignment.items():
+        losses = evaluated[site].losses if site in evaluated else ()
+        chosen = closest(losses, current, margin) if losses else current
+        decisions.append(linucb.Decision(site, current, chosen))
+    places = {decision.server: decision.chosen for decision in decisions}
+    return linucb.start(places, clustering.arms.clusters, clustering.arms.kind), tuple(decisions)
 
 
 def cluster_options(table: AssignmentTable) -> linucb.Options:
@@ -28,11 +59,12 @@ def evaluations(
     return complete
 
 
-def decision_detail(decision: linucb.Decision) -> dict[str, Any]:
+def decision_detail(decision: linucb.Decision, evaluation: linucb.Evaluation | None) -> dict[str, Any]:
     """All that explains one site's place, for the ledger."""
     return {
         "previous": decision.previous,
         "chosen": decision.chosen,
+        "losses": [] if evaluation is None else list(evaluation.losses),
         "reward": decision.reward,
         "contexts": [list(context) for context in decision.contexts],
         "scores": [[score.mean, score.width, score.total] for score in decision.scores],

@@ -22,7 +22,7 @@ from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import digest, pack
 from fedbac_edge.protocol import averaging, deadlines, gate, summaries
-from fedbac_edge.protocol.assignment import cluster_options, decision_detail, evaluations, start_warm
+from fedbac_edge.protocol.assignment import decision_detail, evaluations, initial_places, start_warm, sweep
 from fedbac_edge.protocol.cloud_state import CloudState, Site, SiteReport
 from fedbac_edge.protocol.engine import (
     Action,
@@ -208,6 +208,8 @@ class Cloud:
             state.phase, state.timers = "gathering", {"gather": now + federation.deadlines.gather_s}
             return [Log("nobody", "", state.round), self.status("gathering")]
         joined = self._assign_new(state.asked)
+        if self.method.places_by_loss and not state.placed:
+            return [*joined, *self._evaluate(now)]
         state.phase, state.round, state.began = "training", state.round + 1, now
         state.waiting, state.reports, state.refused = state.asked, {}, {}
         limit = deadlines.adaptive(
@@ -247,7 +249,7 @@ class Cloud:
         if not fresh:
             return []
         clusters = self.method.clusters
-        places = linucb.initial_assignment([*known, *fresh], clusters, federation.method.initial)
+        places = initial_places(list(known), fresh, clusters, self.method.placement)
         if state.clustering is None:
             state.clustering = linucb.start(places, clusters, federation.assignment.arms)
         else:
@@ -372,10 +374,10 @@ class Cloud:
         ]
         state.reports = {}
         federation = self.federation
-        sweep = self.method.reassigns and linucb.due(
+        to_sweep = self.method.reassigns and linucb.due(
             state.round, federation.rounds, federation.assignment.every
         )
-        if sweep or state.round >= federation.rounds:
+        if to_sweep or state.round >= federation.rounds:
             return [*closed, *self._evaluate(now)]
         return [*closed, *self._go_on(now)]
 
@@ -444,18 +446,16 @@ class Cloud:
         before, moved = state.assignment, dict[str, int]()
         actions: list[Action] = []
         if not last:
-            clustering, decisions = linucb.sweep(
-                state.clustering,
-                evaluations(state.scores, before, self.method.clusters),
-                state.round,
-                federation.rounds,
-                cluster_options(federation.assignment),
-            )
+            evaluated = evaluations(state.scores, before, self.method.clusters)
+            clustering, decisions = sweep(federation, self.method, state.clustering, evaluated, state.round)
             moved.update({d.server: d.chosen for d in decisions if d.chosen != d.previous})
-            actions = [Log("sweep", d.server, state.round, decision_detail(d)) for d in decisions]
+            actions = [
+                Log("sweep", d.server, state.round, decision_detail(d, evaluated.get(d.server)))
+                for d in decisions
+            ]
             if federation.method.cluster_start == "warm":
                 actions += self._warm(start_warm(self.method, before, decisions))
-            state.clustering = clustering
+            state.clustering, state.placed = clustering, True
         actions += self._tell(summaries.of_evaluation(state, now, before, moved))
         state.scores = {}
         if last:

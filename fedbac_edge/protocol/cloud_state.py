@@ -43,6 +43,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     previous: dict[str, PartRef] = {}
     """The generation before, by part name."""
     clustering: linucb.Clustering | None = None
+    placed: bool = False
+    """Losses have decided where sites are, at least once."""
     served_by: dict[str, int] = {}
     """Site -> cluster of the round before, to know who has moved."""
     sites: dict[str, Site] = {}

@@ -94,6 +94,11 @@ METHODS: dict[str, Mapping[str, Any]] = {
         "selection": {"method": "random", "participation": 1.0},
         "model": {"architecture": "lenet-wide"},
     },
+    "ifca": {
+        "method": {"name": "ifca", "clusters": 5},
+        "selection": {"method": "random", "participation": 1.0},
+    },
+    "local": {"method": {"name": "local"}, "selection": {"method": "random", "participation": 1.0}},
 }
 """Method as one asks for it -> what it sets in the federation's tables."""
 
