@@ -23,6 +23,7 @@ from fedbac_edge.learning.forward import torch_logits
 from fedbac_edge.learning.local import train_jointly
 from fedbac_edge.learning.normalise import normalise
 from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
+from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.catalog import LeNet
 
 NAMES: dict[Backend, str] = {
@@ -103,11 +104,12 @@ def main() -> None:
     plain = [torch_logits(model, part) for part in [parts["part-0"], *clusters.values()]]
 
     def separately() -> None:
-        for start in range(0, len(y), 512):
-            images = normalise(x[start : start + 512], normalisation)
-            shared, *others = (logits(images) for logits in plain)
-            for other in others:
-                (shared + other).argmax(axis=1)
+        with torch_threads(1):
+            for start in range(0, len(y), 512):
+                images = normalise(x[start : start + 512], normalisation)
+                shared, *others = (logits(images) for logits in plain)
+                for other in others:
+                    (shared + other).argmax(axis=1)
 
     compare(
         "evaluating 10 candidates over one shared part, 1 thread",
