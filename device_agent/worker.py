@@ -27,7 +27,16 @@ import msgspec
 from device_agent import pipe
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.federation import Federation
-from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, JobFailed, Trained, TrainJob
+from fedbac_edge.protocol.engine import (
+    AnyJob,
+    Evaluated,
+    EvaluateJob,
+    Event,
+    Job,
+    JobFailed,
+    Trained,
+    TrainJob,
+)
 
 IDLE_S = 120.0
 CANCEL_S = 0.8
@@ -116,8 +125,9 @@ class TrainingWorker:
                     raise WorkerError(f"reading the data: {reason}")
         return None
 
-    def start(self, job: Job, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
+    def start(self, job: AnyJob, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
         """See Worker.start. The blobs are read here, on the caller's thread."""
+        assert isinstance(job, Job), "a device in training makes and tries no releases"
         needed = {hash: blobs[hash] for hash in _hashes(job)}
         with self._lock:
             self._number += 1

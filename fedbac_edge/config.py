@@ -12,6 +12,7 @@ from fedbac_edge.bandits.thompson import participants
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import UnknownArchitecture, architecture
+from fedbac_edge.releases import keys
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -86,6 +87,11 @@ def check(federation: Federation) -> Federation:
             f"[deadlines] min_updates = {federation.deadlines.min_updates}, but {few} asks only {asked[few]} "
             "of its devices in a round: every round would be void"
         )
+    if federation.releases.key:
+        try:
+            keys.from_text(federation.releases.key)
+        except keys.KeyFileError as error:
+            raise FederationError(f"[releases] key: {error}") from error
     if federation.deadlines.deadline_min_s > federation.deadlines.deadline_max_s:
         raise FederationError("[deadlines] deadline_min_s is larger than deadline_max_s")
     return federation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedbac_edge.protocol.engine import Job
+from fedbac_edge.protocol.engine import AnyJob
 
 CLOCK_GRAIN_S = 1e-6
 """What is due within so little is due now: times are shifted between two clocks, and rounded by that."""
@@ -38,7 +38,7 @@ class Unsubscribe:
 class StartJob:
     """Let a worker do this job; a running one is cancelled first."""
 
-    job: Job
+    job: AnyJob
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,15 @@ class DeadlineTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Refuse an update 10 times longer than the running median, once 20 were accepted."""
 
 
+class ReleaseTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[releases] When devices that serve get a new model, and who signs it."""
+
+    every: Count = 0
+    """Rounds between two releases; 0: only at the end of the campaign."""
+    key: str = ""
+    """The public key in base64; the cloud refuses to sign with another one. Empty: the cloud's own."""
+
+
 class Federation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole description. `gateways` is the roster: gateway -> its devices (empty: whoever joins)."""
 
@@ -124,6 +133,7 @@ class Federation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     selection: SelectionTable = SelectionTable()
     assignment: AssignmentTable = AssignmentTable()
     deadlines: DeadlineTable = DeadlineTable()
+    releases: ReleaseTable = ReleaseTable()
     gateways: dict[str, tuple[str, ...]] = {}
 
     @property

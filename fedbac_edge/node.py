@@ -31,10 +31,12 @@ from fedbac_edge.protocol.engine import (
     Leaf,
     Log,
     Machine,
+    Offer,
     Received,
     Resend,
     Send,
     Settle,
+    Spoiled,
     Started,
     StopWork,
     TimerFired,
@@ -214,14 +216,13 @@ class Node:
             case Keep(hash, data):
                 self.store.keep_blob(hash, data)
             case Announce(part, round):
-                prefix = topics.blob_prefix(self.federation, part.hash)
-                if not self.store.owns(prefix):  # parts of equal content travel once
-                    self.store.own(prefix, None, part.hash, "part")
-                    self._post(prefix, None, blob=part.hash, retain=True, kind="part")
                 manifest = wire.encode(messages.Manifest(part=part, round=round))
-                topic = topics.model(self.federation, part.name)
-                self.store.own(topic, manifest, kind="manifest")
-                self._post(topic, manifest, retain=True, kind="manifest")
+                self._publish_blob(part.hash)
+                self._publish_manifest(topics.model(self.federation, part.name), manifest)
+            case Offer(hash, sends):
+                self._publish_blob(hash)
+                for send in sends:
+                    self._publish_manifest(self._topic(send.channel), wire.encode(send.message))
             case Withdraw(hash):
                 self._withdraw(hash)
             case Work(job):
@@ -261,6 +262,7 @@ class Node:
             whole = self._incoming.join_part(wanted, payload, now)
         except (wire.WireError, chunks.ChunkError) as error:
             self._unreadable(topics.blob_prefix(self.federation, hash), error, len(payload))
+            self._run(Spoiled(hash, str(error)[:400]), now)
             return
         if whole is not None:
             self.store.keep_blob(hash, whole[0])
@@ -281,6 +283,8 @@ class Node:
         leaf = channel.leaf
         if leaf == "spec":
             return topics.spec(self.federation)
+        if leaf == "order":
+            return topics.cloud_order(self.federation)
         if channel.device:
             return topics.device(self.federation, channel.gateway, channel.device, leaf)
         if channel.gateway:
@@ -289,6 +293,16 @@ class Node:
 
     def _post(self, topic: str, payload: bytes | None, **how: Any) -> None:
         self._outgoing.enqueue(self.store.post(topic, payload, **how))
+
+    def _publish_blob(self, hash: str) -> None:
+        prefix = topics.blob_prefix(self.federation, hash)
+        if not self.store.owns(prefix):  # blobs of equal content travel once
+            self.store.own(prefix, None, hash, "part")
+            self._post(prefix, None, blob=hash, retain=True, kind="part")
+
+    def _publish_manifest(self, topic: str, manifest: bytes) -> None:
+        self.store.own(topic, manifest, kind="manifest")
+        self._post(topic, manifest, retain=True, kind="manifest")
 
     def _withdraw(self, hash: str) -> None:
         """Clear every retained chunk of a part, and drop what of it has not left yet."""

@@ -24,7 +24,7 @@ from broker.bus import Bus, BusEvent, Connected, Delivery, Disconnected, Publish
 from fedbac_edge import selftest
 from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
 from fedbac_edge.node import Node
-from fedbac_edge.protocol.engine import Event, Job, JobFailed
+from fedbac_edge.protocol.engine import AnyJob, Event, JobFailed
 from fedbac_edge.store import Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -46,19 +46,26 @@ class _Stop:
 
 @dataclass(frozen=True)
 class _Done:
-    """The worker finished a job."""
+    """The worker finished a job, or somebody else has something to tell."""
 
     event: Event
 
 
-Inbox = queue.SimpleQueue[BusEvent | _Stop | _Done]
-OpenBus = Callable[[queue.SimpleQueue[BusEvent | _Stop | _Done], Will], Bus]
+@dataclass(frozen=True)
+class _Poke:
+    """Somebody wants to know that the loop goes round."""
+
+    answer: Callable[[], None]
+
+
+Inbox = queue.SimpleQueue[BusEvent | _Stop | _Done | _Poke]
+OpenBus = Callable[[queue.SimpleQueue[BusEvent | _Stop | _Done | _Poke], Will], Bus]
 
 
 class Worker(Protocol):
     """Does jobs off the network thread, one at a time."""
 
-    def start(self, job: Job, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
+    def start(self, job: AnyJob, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
         """Begin a job with the blobs that it names; cancels a running one. `done` may be called anywhere."""
 
     def cancel(self) -> None:
@@ -94,6 +101,14 @@ class Runtime:
         """Ask `run` to end; may be called from anywhere, a signal handler too."""
         self._inbox.put(_Stop())
 
+    def tell(self, event: Event) -> None:
+        """Let the node handle an event from outside; may be called from anywhere."""
+        self._inbox.put(_Done(event))
+
+    def poke(self, answer: Callable[[], None]) -> None:
+        """Have `answer` called by the loop: proof for a watchdog that it goes round."""
+        self._inbox.put(_Poke(answer))
+
     def run(self) -> None:
         """Run until `until` holds or `stop`; says goodbye on the way out. Raises Stopped."""
         try:
@@ -116,6 +131,9 @@ class Runtime:
             else:
                 if isinstance(event, _Stop):
                     return
+                if isinstance(event, _Poke):
+                    event.answer()
+                    continue
                 self._take(event)
                 if (next_due := self._node.due()) is not None and next_due <= time.monotonic():
                     self._carry_out(self._node.tick(time.monotonic()))
@@ -173,7 +191,7 @@ class Runtime:
                     if self._worker is not None:
                         self._worker.cancel()
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: AnyJob) -> None:
         if self._worker is None:
             self._inbox.put(_Done(JobFailed(job.id, "no worker here")))
         else:

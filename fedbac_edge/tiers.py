@@ -1,4 +1,4 @@
-"""The three tiers, ready to run: state machine, store and topics put together.
+"""The three tiers and serving, ready to run: state machine, store and topics put together.
 
 What a tier listens to stands here in one place; `runtime` and `simulation` start tiers from here alike.
 """
@@ -20,13 +20,23 @@ from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.device import Device, DeviceState, Profile
 from fedbac_edge.protocol.gateway import Gateway
 from fedbac_edge.protocol.gateway_state import GatewayState
+from fedbac_edge.protocol.releasing import Signer
+from fedbac_edge.protocol.serving import Serving, ServingState
 from fedbac_edge.store import Store, StoreError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def cloud(federation: Federation, instance: str, store: Store, wall: Callable[[], float] = time.time) -> Node:
+def cloud(
+    federation: Federation,
+    instance: str,
+    store: Store,
+    wall: Callable[[], float] = time.time,
+    signer: Signer | None = None,
+) -> Node:
     """The cloud of `federation`. `instance` (8 hex digits) names it when the store is new.
+
+    With a `signer` it makes releases, for which it needs a worker that builds them.
 
     Raises StoreError when the store belongs to a federation with other settings.
     """
@@ -39,12 +49,16 @@ def cloud(federation: Federation, instance: str, store: Store, wall: Callable[[]
             f"this store belongs to a run of {federation.name!r} with other settings; "
             "use another --state, or put the settings back"
         )
-    machine = Cloud(federation, store.blobs, _state(store, CloudState) or CloudState(instance=instance))
+    state = _state(store, CloudState) or CloudState(instance=instance)
+    if signer is not None and not state.founded:
+        state.founded = int(wall())
+    machine = Cloud(federation, store.blobs, state, signer)
     name = federation.name
     listens: dict[str, tuple[type[messages.Message], ...]] = {
         topics.edge_filter(name, "status"): (messages.GatewayStatus,),
         topics.edge_filter(name, "reply"): (messages.Taken,),
         topics.edge_filter(name, "update"): (messages.GatewayUpdate, messages.GatewayScores),
+        topics.cloud_order(name): (messages.Order,),
     }
     return Node(machine, store, name, listens, wall)
 
@@ -81,6 +95,26 @@ def device(
         topics.device(federation, gateway, name, "task"): (messages.TrainTask, messages.EvaluateTask),
         topics.device(federation, gateway, name, "receipt"): (messages.Receipt,),
         topics.edge(federation, gateway, "status"): (messages.GatewayStatus,),
+    }
+    return Node(machine, store, federation, listens, wall)
+
+
+def serving(
+    federation: str,
+    gateway: str,
+    name: str,
+    key: bytes | None,
+    store: Store,
+    wall: Callable[[], float] = time.time,
+) -> Node:
+    """The device `name` at `gateway`, where it answers with the site's newest release.
+
+    `key` is the public key that releases must be signed with; None: the one pinned before, or the first.
+    """
+    state = _state(store, ServingState) or ServingState()
+    machine = Serving(federation, gateway, name, key, store.blobs, state)
+    listens: dict[str, tuple[type[messages.Message], ...]] = {
+        topics.edge(federation, gateway, "release"): (messages.Release,),
     }
     return Node(machine, store, federation, listens, wall)
 

@@ -12,7 +12,7 @@ import msgspec
 from fedbac_edge.federation import Federation
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_TABLES = ("model", "method", "training", "selection", "assignment", "deadlines", "gateways")
+_TABLES = ("model", "method", "training", "selection", "assignment", "deadlines", "releases", "gateways")
 
 ABOUT: dict[str, str] = {
     "name": "Letters, digits, '.', '_' and '-'. Every topic of this federation carries it.",
@@ -70,6 +70,10 @@ ABOUT: dict[str, str] = {
     "deadlines.deadline_max_s": "... and at most this; the first ones take the most.",
     "deadlines.evaluation_deadline_s": "For an evaluation phase.",
     "deadlines.norm_gate": "Refuse an update more than ten times as long as the usual ones.",
+    "[releases]": "New models for the devices that serve (fedbac-agent serve).",
+    "releases.every": "Rounds between two releases; 0: only one, at the end.",
+    "releases.key": "Public half of the key that signs them; the private half stays with the cloud.\n"
+    "Empty: the cloud makes a key when it first starts. Devices never believe what stands here.",
     "[gateways]": 'Gateways and their devices, for example: gw1 = ["dev-1", "dev-2"]\n'
     "An empty list: whoever joins there. The first round waits for every gateway listed here.",
 }

@@ -21,15 +21,17 @@ from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import digest, pack
-from fedbac_edge.protocol import averaging, deadlines, gate, summaries
+from fedbac_edge.protocol import averaging, deadlines, gate, releasing, summaries
 from fedbac_edge.protocol.assignment import decision_detail, evaluations, initial_places, start_warm, sweep
 from fedbac_edge.protocol.cloud_state import CloudState, Site, SiteReport
 from fedbac_edge.protocol.engine import (
     Action,
     Announce,
+    Built,
     Channel,
     Event,
     Hello,
+    JobFailed,
     Keep,
     Log,
     Received,
@@ -47,6 +49,7 @@ from fedbac_edge.protocol.messages import (
     GatewayStatus,
     GatewayTask,
     GatewayUpdate,
+    Order,
     PartRef,
     Parts,
     Receipt,
@@ -58,10 +61,16 @@ from fedbac_edge.protocol.messages import (
 
 
 class Cloud:
-    """The machine; `blobs` is the store's view by content hash."""
+    """The machine; `blobs` is the store's view by content hash. Without a `signer` there are no releases."""
 
-    def __init__(self, federation: Federation, blobs: Mapping[str, bytes], state: CloudState) -> None:
-        self.federation, self.blobs, self.state = federation, blobs, state
+    def __init__(
+        self,
+        federation: Federation,
+        blobs: Mapping[str, bytes],
+        state: CloudState,
+        signer: releasing.Signer | None = None,
+    ) -> None:
+        self.federation, self.blobs, self.state, self.signer = federation, blobs, state, signer
         self.method = method(federation)
         model = federation.model
         self.model = architecture(model.architecture, model.input, len(model.classes))
@@ -77,10 +86,10 @@ class Cloud:
         return {}
 
     def kept(self) -> Set[str]:
-        """Two generations of parts, and the reports of the open round."""
+        """Two generations of parts, the reports of the open round, and the releases."""
         refs = [*self.state.parts.values(), *self.state.previous.values()]
         reported = {hash for report in self.state.reports.values() for hash in report.parts.values()}
-        return {ref.hash for ref in refs} | reported
+        return {ref.hash for ref in refs} | reported | releasing.kept(self.state)
 
     def status(self, state: str) -> Send:
         """Where the campaign stands, and with "offline" the will."""
@@ -102,7 +111,7 @@ class Cloud:
         match event:
             case Started():
                 self.state.session += 1
-                return self._found(now) if self.state.phase == "new" else []
+                return self._found(now) if self.state.phase == "new" else self._release_again()
             case Hello():
                 return [self.status(self.state.phase)]
             case Received(message=GatewayStatus() as status):
@@ -117,6 +126,12 @@ class Cloud:
                 return self._gathered(now)
             case TimerFired(name="deadline"):
                 return self._close(now)
+            case Received(message=Order() as order):
+                return releasing.ordered(self.state, self.federation, order, self.signer)
+            case Built() if self.signer is not None:
+                return releasing.built(self.state, self.federation, event, self.signer)
+            case JobFailed():
+                return releasing.failed(self.state, event)
         return []
 
     # --- start ---
@@ -379,7 +394,7 @@ class Cloud:
         )
         if to_sweep or state.round >= federation.rounds:
             return [*closed, *self._evaluate(now)]
-        return [*closed, *self._go_on(now)]
+        return [*closed, *self._release(), *self._go_on(now)]
 
     def _advance(self, fresh: Mapping[str, bytes]) -> list[Action]:
         """Make `fresh` the newest generation: store, publish what changed, clear what is older than two."""
@@ -460,8 +475,24 @@ class Cloud:
         state.scores = {}
         if last:
             state.phase = "finished"
-            return [*actions, Log("finished", "", state.round, self._hashes()), self.status("finished")]
-        return [*actions, *self._go_on(now)]
+            return [
+                *actions,
+                Log("finished", "", state.round, self._hashes()),
+                *self._release(),
+                self.status("finished"),
+            ]
+        return [*actions, *self._release(), *self._go_on(now)]
+
+    def _release(self) -> list[Action]:
+        if self.signer is None or not releasing.is_due(self.state, self.federation):
+            return []
+        return releasing.order(self.state, self.method)
+
+    def _release_again(self) -> list[Action]:
+        """After a restart: the release that was being built, or the last one if it never came to that."""
+        if self.signer is None:
+            return []
+        return releasing.again(self.state) or (self._release() if self.state.phase == "finished" else [])
 
     def _warm(self, copies: Mapping[str, str]) -> list[Action]:
         """Option: a cluster that becomes active begins with the network its first server leaves."""

@@ -7,7 +7,9 @@ from typing import Literal
 import msgspec
 
 from fedbac_edge.bandits import linucb
+from fedbac_edge.protocol.engine import ReleaseJob
 from fedbac_edge.protocol.messages import PartRef, RoundSummary, Score, SiteSummary
+from fedbac_edge.releases.manifest import Vector
 
 Phase = Literal["new", "gathering", "training", "evaluating", "finished"]
 
@@ -30,6 +32,27 @@ class SiteReport(msgspec.Struct, kw_only=True):
     """Seconds until it came, less those that the gateway waited in vain; makes the next deadline."""
     up: int
     down: int
+
+
+class ReleasedModel(msgspec.Struct, kw_only=True):
+    """One cluster's model in a release: its ONNX file by hash and size in bytes, and what it is made of."""
+
+    sites: tuple[str, ...]
+    hash: str
+    size: int
+    parts: dict[str, str]
+    accuracy: float | None
+    accuracy_round: int | None
+    vectors: tuple[Vector, ...]
+
+
+class Release(msgspec.Struct, kw_only=True):
+    """A release: its number, the release that brought its models first, and the models by cluster."""
+
+    number: int
+    model: int
+    round: int
+    models: dict[int, ReleasedModel]
 
 
 class CloudState(msgspec.Struct, kw_only=True):
@@ -67,6 +90,12 @@ class CloudState(msgspec.Struct, kw_only=True):
     began: float = 0.0
     last: RoundSummary | None = None
     timers: dict[str, float] = {}
+    founded: int = 0
+    """When this cloud began to make releases, in seconds since 1970; 0: it makes none."""
+    release_number: int = 0
+    releases: list[Release] = []
+    """The latest ones, in order."""
+    building: ReleaseJob | None = None
 
     @property
     def assignment(self) -> dict[str, int]:

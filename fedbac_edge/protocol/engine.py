@@ -13,13 +13,14 @@ from typing import Any, Literal, Protocol
 
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.protocol.messages import Message, PartRef, Score
+from fedbac_edge.releases.manifest import Manifest, Vector
 
-Leaf = Literal["spec", "status", "task", "reply", "update", "receipt"]
+Leaf = Literal["spec", "order", "status", "task", "reply", "update", "receipt", "release", "serving"]
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One leaf of the topic tree: the cloud's ("spec", "status"), a gateway's, or a device's."""
+    """One leaf of the topic tree: the cloud's ("spec", "status", "order"), a gateway's, or a device's."""
 
     leaf: Leaf
     gateway: str = ""
@@ -57,6 +58,14 @@ class Fetched:
 
 
 @dataclass(frozen=True)
+class Spoiled:
+    """What came under the hash of a wanted part is not it; nothing of it was kept."""
+
+    hash: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class TimerFired:
     """The named timer of the machine's state is due."""
 
@@ -85,6 +94,37 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class BuiltModel:
+    """One cluster's ONNX file and what a device must get out of it."""
+
+    onnx: bytes
+    vectors: tuple[Vector, ...]
+
+
+@dataclass(frozen=True)
+class Built:
+    """The release job `job` ended: cluster -> its model."""
+
+    job: str
+    models: Mapping[int, BuiltModel]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The trial `job` ended well: the model opens, passes its self-test and is ready to answer."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class ModelFailed:
+    """The model with this hash, which has been answering, does so no longer; `reason` is a sentence."""
+
+    hash: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class JobFailed:
     """The job `job` could not be done; `reason` is a sentence."""
 
@@ -92,7 +132,20 @@ class JobFailed:
     reason: str
 
 
-Event = Started | Hello | Received | Fetched | TimerFired | Trained | Evaluated | JobFailed
+Event = (
+    Started
+    | Hello
+    | Received
+    | Fetched
+    | Spoiled
+    | TimerFired
+    | Trained
+    | Evaluated
+    | Built
+    | Tried
+    | ModelFailed
+    | JobFailed
+)
 
 # --- jobs: what a worker does ---------------------------------------------------------------------
 
@@ -116,7 +169,37 @@ class EvaluateJob:
     candidates: Mapping[int, Mapping[str, str]]
 
 
+@dataclass(frozen=True)
+class ClusterRelease:
+    """What a cluster's model is made of: role -> hash of a kept blob, and whom it is for."""
+
+    sites: tuple[str, ...]
+    parts: dict[str, str]
+    accuracy: float | None = None
+    accuracy_round: int | None = None
+
+
+@dataclass(frozen=True)
+class ReleaseJob:
+    """Build the model of every cluster, with its self-test."""
+
+    id: str
+    instance: str
+    round: int
+    clusters: dict[int, ClusterRelease]
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """Open the kept blob `manifest.hash` and hold it to the manifest."""
+
+    id: str
+    manifest: Manifest
+
+
 Job = TrainJob | EvaluateJob
+"""What a device's training process does."""
+AnyJob = Job | ReleaseJob | TrialJob
 
 # --- actions --------------------------------------------------------------------------------------
 
@@ -162,6 +245,14 @@ class Announce:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """Publish a kept blob once, in retained chunks, then `sends`, retained, when the broker has them all."""
+
+    hash: str
+    sends: tuple[Send, ...]
+
+
+@dataclass(frozen=True)
 class Withdraw:
     """Clear the retained chunks of a part that nobody needs any more."""
 
@@ -172,7 +263,7 @@ class Withdraw:
 class Work:
     """Start a job off the network thread; a job that still runs is cancelled first."""
 
-    job: Job
+    job: AnyJob
 
 
 @dataclass(frozen=True)
@@ -190,7 +281,7 @@ class Log:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Send | Settle | Resend | Keep | Announce | Withdraw | Work | StopWork | Log
+Action = Send | Settle | Resend | Keep | Announce | Offer | Withdraw | Work | StopWork | Log
 
 
 class Machine(Protocol):

@@ -154,6 +154,47 @@ class CloudStatus(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     last: RoundSummary | None = None
 
 
+# --- releases -------------------------------------------------------------------------------------
+
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="release"):
+    """Retained on `edge/<gw>/release`: the site's newest model, once all its chunks are out."""
+
+    manifest: Annotated[bytes, Meta(min_length=1, max_length=8 * 2**20)]
+    """A `releases.manifest.Manifest`, as it was signed."""
+    signature: Signature
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    """The public key, for devices that pin the first one that they meet. Nobody else believes it."""
+
+
+class Order(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="order"):
+    """An operator's `releases.manifest.RollbackOrder`, signed with the key of the releases."""
+
+    order: Annotated[bytes, Meta(min_length=1, max_length=1000)]
+    signature: Signature
+
+
+class ServingStatus(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="serving-status"):
+    """Retained on the device's `serving` topic; the will says state "offline" with the same session."""
+
+    state: Text
+    """"serving", "empty" (no model yet), or "offline"."""
+    session: Count
+    number: Count = 0
+    """Of the release that answers now; 0: none."""
+    model: Count = 0
+    cluster: Cluster = 0
+    round: Round = 0
+    hash: Annotated[str, Meta(max_length=64)] = ""
+    doing: Text = ""
+    """"fetching 7", "trying 7" ..."""
+    refused: Text = ""
+    """Why the last release that was refused was: stays until a newer one is taken."""
+    software: Text = ""
+
+
 # --- cloud and gateway ----------------------------------------------------------------------------
 
 

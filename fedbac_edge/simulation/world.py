@@ -15,7 +15,7 @@ from broker.bus import Delivery
 from broker.memory import MemoryBroker
 from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
 from fedbac_edge.node import Node
-from fedbac_edge.protocol.engine import Event, Job
+from fedbac_edge.protocol.engine import AnyJob, Event, Job
 from fedbac_edge.simulation.faults import NONE, Faults
 from fedbac_edge.store import Store
 
@@ -217,8 +217,9 @@ class World:
                     process.job = 0
         self._schedule_tick(process)
 
-    def _work(self, process: Process, job: Job) -> None:
+    def _work(self, process: Process, job: AnyJob) -> None:
         assert process.worker is not None, f"{process.name} has no worker"
+        assert isinstance(job, Job), "no releases in a simulation"
         process.started_jobs += 1
         process.job = process.started_jobs
         number, life = process.job, process.life
