@@ -109,6 +109,23 @@ class Fleet:
     wall: float = 0.0
     jobs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(device, job) -> how often it was started."""
+    filters: dict[str, set[str]] = field(default_factory=dict)
+    """Client -> filters that it has asked for and not given up."""
+
+    def __post_init__(self) -> None:
+        broker = self.world.broker
+        subscribe, unsubscribe = broker.subscribe, broker.unsubscribe
+
+        def asked(client: str, filter: str) -> None:
+            self.filters.setdefault(client, set()).add(filter)
+            subscribe(client, filter)
+
+        def given_up(client: str, filter: str) -> None:
+            self.filters.setdefault(client, set()).discard(filter)
+            unsubscribe(client, filter)
+
+        setattr(broker, "subscribe", asked)  # noqa: B010
+        setattr(broker, "unsubscribe", given_up)  # noqa: B010
 
     def clock(self) -> float:
         return self.world.now + self.wall
@@ -176,14 +193,16 @@ class Fleet:
 
     def gateway(self, name: str) -> GatewayState:
         node = self.world.processes[name].node
-        assert node is not None
+        if node is None:
+            return GatewayState()
         state = node.machine.state
         assert isinstance(state, GatewayState)
         return state
 
     def device(self, name: str) -> DeviceState:
         node = self.world.processes[name].node
-        assert node is not None
+        if node is None:
+            return DeviceState(instance=INSTANCE)
         state = node.machine.state
         assert isinstance(state, DeviceState)
         return state

@@ -1,4 +1,4 @@
-"""With a roster and patient deadlines nothing that the link or the machines do changes the result by a bit."""
+"""With a roster and patient deadlines nothing that link or machines do changes the result by a bit."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_broker_loses_its_memory_while_a_part_is_half_published(
             fresh = {ref.hash for name, ref in fleet.cloud.parts.items() if fleet.cloud.round == 2}
             return sum("/blob/" in topic and topic.split("/")[-2] in fresh for topic in retained)
 
-        assert fleet.world.run(lambda: chunks_of_round_two() >= chunk)
+        assert fleet.world.run(lambda chunk=chunk: chunks_of_round_two() >= chunk)
         fleet.world.lose_broker_memory()
         assert fleet.run(1e5), chunk
         assert fleet.hashes() == undisturbed[0]
