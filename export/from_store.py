@@ -43,7 +43,7 @@ def cloud_store(place: Path) -> Path:
 def clusters(store: Store) -> list[Cluster]:
     """Every active cluster in order. Raises ExportError when the store is no cloud's, or has no rounds
     yet."""
-    federation, state = _read(store)
+    federation, state = read(store)
     if state.clustering is None:
         raise ExportError("this federation has not begun its first round: there is nothing to export yet")
     members: dict[int, list[str]] = {}
@@ -56,7 +56,8 @@ def clusters(store: Store) -> list[Cluster]:
     ]
 
 
-def _read(store: Store) -> tuple[Federation, CloudState]:
+def read(store: Store) -> tuple[Federation, CloudState]:
+    """What a cloud's store describes. Raises ExportError when it is no cloud's."""
     described, machine = store.read("federation"), store.read("machine")
     if described is None or machine is None:
         raise ExportError("this is not the store of a cloud")

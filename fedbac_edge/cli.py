@@ -15,6 +15,7 @@ COMMANDS = {
     "broker": "fedbac_edge.commands.broker:broker",
     "cloud": "fedbac_edge.commands.cloud:cloud",
     "gateway": "fedbac_edge.commands.gateway:gateway",
+    "release": "fedbac_edge.commands.release:release",
     "status": "fedbac_edge.commands.status:status",
     "doctor": "fedbac_edge.commands.doctor:doctor",
     "export": "fedbac_edge.commands.export:export",

@@ -25,7 +25,7 @@ from fedbac_edge import selftest
 from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
 from fedbac_edge.node import Node
 from fedbac_edge.protocol.engine import AnyJob, Event, JobFailed
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.store import Store, StoreError, StoreInUse
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ def opened_store(directory: Path, name: str) -> Iterator[Store]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise StoreError(
+            raise StoreInUse(
                 f"another process uses {directory / name}.sqlite; stop it, or give this one another --state"
             ) from None
         store = Store(directory / f"{name}.sqlite")

@@ -53,6 +53,10 @@ class StoreError(RuntimeError):
     """The store cannot be used; the message says which file and what to do."""
 
 
+class StoreInUse(StoreError):
+    """Another process has the store."""
+
+
 @dataclass(frozen=True)
 class OutboxRow:
     """One publication that is still to be made or still awaits its answer."""

@@ -54,7 +54,9 @@ def run(
     with explained():
         from broker.mqtt import MqttBus
         from fedbac_edge import config, tiers
+        from fedbac_edge.commands.releasing import ReleaseNotes, open_key
         from fedbac_edge.commands.views import showing
+        from fedbac_edge.releases import keys, worker
         from fedbac_edge.runtime import Runtime, opened_store, stopping_on_signals
 
         say_warnings()
@@ -62,17 +64,33 @@ def run(
         url = address(broker, ca, cert, key)
         directory = state or Path("runs") / federation.name
         with opened_store(directory, "cloud") as store:
-            node = tiers.cloud(federation, secrets.token_hex(4), store)
+            missing = worker.missing()
+            signer = None if missing else open_key(file, federation, directory, make=True)
+            node = tiers.cloud(federation, secrets.token_hex(4), store, signer=signer)
             with showing(federation.rounds, as_json) as view:
                 follow = Follow(view, node, federation, lambda: runtime.link)
+                notes = ReleaseNotes(view, node)
+
+                def observe(node: Node) -> None:
+                    follow(node)
+                    notes(node)
+
                 runtime = Runtime(
                     store,
                     node,
                     lambda inbox, will: MqttBus(url, f"fedbac-{federation.name}-cloud", inbox, will),
-                    observe=follow,
+                    worker=None if signer is None else worker.ReleaseWorker(federation),
+                    observe=observe,
                     until=is_finished,
                 )
                 view.note(f"{federation.name} at {url}, state in {directory}")
+                if signer is None:
+                    view.note(
+                        f"no releases for devices that serve: {' and '.join(missing)} missing "
+                        "(pip install 'fedbac-edge[export]')"
+                    )
+                else:
+                    view.note(f"releases are signed with the key {keys.to_text(signer.public)}")
                 with stopping_on_signals(runtime.stop):
                     runtime.run()
                 if not is_finished(node):
@@ -84,8 +102,9 @@ def run(
 
 
 def is_finished(node: Node) -> bool:
-    """True when the campaign is over."""
-    return bool(node.machine.state.phase == "finished")
+    """True when the campaign is over and its last release is built."""
+    state = node.machine.state
+    return bool(state.phase == "finished" and state.building is None)
 
 
 class Follow:

@@ -26,15 +26,22 @@ PRESET_NAMES = ("fleet", "demo", "paper-fashion-mnist", "paper-cifar10", "paper-
 def init(out: Path, name: str | None, preset: str, force: bool) -> None:
     """Write a federation.toml in which every setting is explained with its default.
 
+    Beside it goes the private key that signs the federation's releases, if there is none yet.
+
     \b
     Example:
       fedbac init --out federation.toml --name orchard
     """
     with explained():
+        import msgspec
+
         from export.files import write_bytes
         from fedbac_edge import config
         from fedbac_edge.commands.federation_file import render
         from fedbac_edge.commands.presets import PRESETS
+        from fedbac_edge.commands.releasing import key_beside
+        from fedbac_edge.federation import ReleaseTable
+        from fedbac_edge.releases import keys
 
         if out.exists() and not (force and out.is_file()):
             remedy = (
@@ -44,6 +51,30 @@ def init(out: Path, name: str | None, preset: str, force: bool) -> None:
         if not out.parent.is_dir():
             raise Misconfigured(f"there is no folder {out.parent}")
         federation = config.check(PRESETS[preset](preset if name is None else name))
+        key = _release_key(out)
+        if key is not None:
+            federation = msgspec.structs.replace(federation, releases=ReleaseTable(key=keys.to_text(key)))
         write_bytes(render(federation).encode(), out)
     click.echo(f"wrote {out}: {federation.name}, {federation.rounds} rounds")
+    if key is not None:
+        private = key_beside(out)
+        click.echo(f"the key of its releases: {private} (keep it with the cloud)")
+        public = keys.public_path(private)
+        click.echo(f"for devices that serve: --release-key {public}, or --release-key {keys.to_text(key)}")
     click.echo(f"next: fedbac cloud run --federation {out}")
+
+
+def _release_key(out: Path) -> bytes | None:
+    """The public half of the key beside `out`, made now if need be; None where nothing can be signed."""
+    import importlib.util
+
+    from fedbac_edge.commands.releasing import key_beside
+    from fedbac_edge.releases import keys
+
+    if importlib.util.find_spec("cryptography") is None:
+        return None
+    private = key_beside(out)
+    try:
+        return (keys.load(private) if private.is_file() else keys.make(private)).public
+    except keys.KeyFileError as error:
+        raise Misconfigured(str(error)) from error
