@@ -9,7 +9,7 @@ import numpy as np
 from fedbac_edge.learning.forward import logits_of
 from fedbac_edge.learning.inputs import check_data, check_part
 from fedbac_edge.learning.normalise import Images, Labels, normalise
-from fedbac_edge.learning.settings import Evaluation, Normalisation
+from fedbac_edge.learning.settings import Backend, Evaluation, Normalisation
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.catalog import Architecture
 from fedbac_edge.parts import FloatArray, Part
@@ -24,16 +24,17 @@ def evaluate(
     device: str = "cpu",
     batch_size: int = 512,
     threads: int = 1,
+    backend: Backend | None = None,
 ) -> Evaluation:
     """Evaluate sum over (part, coefficient) of coefficient * logits(x; part) on images (N, H, W, C).
 
-    `threads` are torch's, where torch computes. Raises ValueError when nothing is served, or data or parts
+    `threads` are torch's, where torch computes; `backend` fixes the path (the fastest by default). Raises ValueError when nothing is served, or data or parts
     do not fit the model. No samples: zero counts.
     """
     if not served:
         raise ValueError("a served model needs at least one part")
     *shared, last = served
-    return _evaluate(model, shared, {"": last}, x, y, normalisation, device, batch_size, threads)[""]
+    return _evaluate(model, shared, {"": last}, x, y, normalisation, device, batch_size, threads, backend)[""]
 
 
 def evaluate_candidates(
@@ -46,6 +47,7 @@ def evaluate_candidates(
     device: str = "cpu",
     batch_size: int = 512,
     threads: int = 1,
+    backend: Backend | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluate shared + candidate for every candidate (coefficient 1), name by name.
 
@@ -53,7 +55,7 @@ def evaluate_candidates(
     passes that precede an assignment (arXiv 2605.11815) is K_max + 1 networks instead of 2 K_max.
     """
     weighted = {name: (part, 1.0) for name, part in candidates.items()}
-    return _evaluate(model, shared, weighted, x, y, normalisation, device, batch_size, threads)
+    return _evaluate(model, shared, weighted, x, y, normalisation, device, batch_size, threads, backend)
 
 
 def _evaluate(
@@ -66,6 +68,7 @@ def _evaluate(
     device: str,
     batch_size: int,
     threads: int,
+    backend: Backend | None,
 ) -> dict[str, Evaluation]:
     check_data(model, x, y)
     if batch_size < 1:
@@ -76,8 +79,8 @@ def _evaluate(
         check_part(model, f"part {name!r}", part)
     totals = {name: Evaluation(0, 0, 0.0) for name in candidates}
     with torch_threads(threads):
-        base = [(logits_of(model, part, device), coefficient) for part, coefficient in shared]
-        tips = {name: (logits_of(model, part, device), c) for name, (part, c) in candidates.items()}
+        base = [(logits_of(model, part, device, backend), coefficient) for part, coefficient in shared]
+        tips = {name: (logits_of(model, part, device, backend), c) for name, (part, c) in candidates.items()}
         for start in range(0, len(y), batch_size):
             images = normalise(x[start : start + batch_size], normalisation)
             labels = y[start : start + batch_size]

@@ -9,6 +9,7 @@ import torch
 
 from fedbac_edge.learning.compiled import kernel_for
 from fedbac_edge.learning.compiler import NoKernel
+from fedbac_edge.learning.settings import Backend
 from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import Architecture, LeNet
 from fedbac_edge.parts import FloatArray, Part
@@ -16,16 +17,18 @@ from fedbac_edge.parts import FloatArray, Part
 Logits = Callable[[FloatArray], FloatArray]
 
 
-def logits_of(model: Architecture, part: Part, device: str = "cpu") -> Logits:
+def logits_of(model: Architecture, part: Part, device: str = "cpu", backend: Backend | None = None) -> Logits:
     """A function from normalised images (N, C, H, W) to this part's logits (N, classes), float32.
 
-    The compiled kernel for LeNets on a CPU, torch otherwise.
+    The compiled kernel for LeNets on a CPU, torch otherwise; a `backend` other than "compiled" means torch.
+    Raises NoKernel when "compiled" is asked for and cannot be had.
     """
-    if device == "cpu" and isinstance(model, LeNet):
+    if device == "cpu" and isinstance(model, LeNet) and backend in (None, "compiled"):
         try:
             return _compiled(model, part)
         except NoKernel:
-            pass
+            if backend == "compiled":
+                raise
     return torch_logits(model, part, device)
 
 

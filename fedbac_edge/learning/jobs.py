@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.federation import Federation
@@ -18,9 +17,6 @@ from fedbac_edge.parts import Part, is_finite, pack, unpack
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Job, Trained, TrainJob
 from fedbac_edge.protocol.messages import NO_SCORE, Score
 from fedbac_edge.randomness import generator
-
-
-Path = Literal["auto", Backend]
 
 
 class JobError(ValueError):
@@ -47,10 +43,15 @@ def perform(
     (nothing to train on, a model that has diverged), PartError for a blob that is no part of the
     federation's model, ValueError for samples that do not fit it, Cancelled when `cancelled()` was true.
     """
+    from fedbac_edge.learning.compiler import NoKernel
+
     bench = _Bench(blobs, federation, holdout.labelled(), device, cancelled)
-    if isinstance(job, EvaluateJob):
-        return Evaluated(job=job.id, scores=bench.score_each(job.candidates))
-    return _train(job, bench, train, federation.training.backend, cancelled)
+    try:
+        if isinstance(job, EvaluateJob):
+            return Evaluated(job=job.id, scores=bench.score_each(job.candidates))
+        return _train(job, bench, train, cancelled)
+    except NoKernel as error:
+        raise JobError(f"the federation asks for the compiled training path, and {error}") from error
 
 
 def training_seed(seed: tuple[int | str, ...]) -> list[int]:
@@ -65,10 +66,7 @@ def training_seed(seed: tuple[int | str, ...]) -> list[int]:
     return [int(word) for word in generator(first, *purpose).bit_generator.random_raw(4)]
 
 
-def _train(
-    job: TrainJob, bench: _Bench, train: Samples, path: Path, cancelled: Callable[[], bool]
-) -> Trained:
-    from fedbac_edge.learning.compiler import NoKernel
+def _train(job: TrainJob, bench: _Bench, train: Samples, cancelled: Callable[[], bool]) -> Trained:
     from fedbac_edge.learning.local import train_jointly
 
     labelled = train.labelled()
@@ -77,21 +75,18 @@ def _train(
     # The paired change: both models on the same hold-out, before anything is trained.
     score = bench.score(job.parts)
     previous = bench.score(job.previous) if job.previous else None
-    try:
-        update = train_jointly(
-            bench.model,
-            bench.parts(job.parts),
-            labelled.x,
-            labelled.y,
-            job.training,
-            bench.normalisation,
-            training_seed(job.seed),
-            device=bench.device,
-            cancelled=cancelled,
-            backend=None if path == "auto" else path,
-        )
-    except NoKernel as error:
-        raise JobError(f"the federation asks for the compiled training path, and {error}") from error
+    update = train_jointly(
+        bench.model,
+        bench.parts(job.parts),
+        labelled.x,
+        labelled.y,
+        job.training,
+        bench.normalisation,
+        training_seed(job.seed),
+        device=bench.device,
+        cancelled=cancelled,
+        backend=bench.backend,
+    )
     if not math.isfinite(update.loss) or not all(map(is_finite, update.parts.values())):
         raise JobError("training diverged: weights or loss are no finite numbers; lower the learning rate")
     return Trained(
@@ -124,6 +119,8 @@ class _Bench:
         self.device = device
         self._coefficients = method(federation).coefficients()
         self._threads = federation.training.threads
+        path = federation.training.backend
+        self.backend: Backend | None = None if path == "auto" else path
         self._blobs, self._holdout, self._cancelled = blobs, holdout, cancelled
         self._unpacked: dict[str, Part] = {}
 
@@ -151,6 +148,7 @@ class _Bench:
                 self.normalisation,
                 self.device,
                 threads=self._threads,
+                backend=self.backend,
             )
         )
 
@@ -177,6 +175,7 @@ class _Bench:
             self.normalisation,
             self.device,
             threads=self._threads,
+            backend=self.backend,
         )
         return {number: _score(evaluations[hashes[role]]) for number, hashes in candidates.items()}
 
