@@ -212,6 +212,7 @@ class Runtime:
             self._bus.subscribe,
             self._bus.unsubscribe,
             deny,
+            selftest.ANSWER_S,
         )
 
     def _say_goodbye(self) -> None:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from broker import access, topics, wire
-from broker.bus import BusEvent, Connected, Delivery, Published, Subscribed
+from broker.bus import BusEvent, Connected, Delivery, Disconnected, Published, Subscribed
 from fedbac_edge.protocol.messages import CloudStatus, GatewayStatus
 
-ANSWER_S = 10.0
-"""An answer that has not come after so long is missing. A loaded broker on a slow link needs seconds."""
+ANSWER_S = 20.0
+"""When for so long nothing at all has come, an answer is missing. One packet at 10 KB/s takes 12 s."""
 
-MOST_OPEN = 1000
+MOST_OPEN = 10_000
 """Empty messages that the broker has not answered; more are not sent. Whoever misses one asks again."""
 
 Verb = Literal["publish on", "read"]
@@ -129,6 +129,7 @@ class SelfTest:
         publish: sends an empty, unretained message with this token (negative: no other sender has those).
         subscribe, unsubscribe: of the bus; only the peer's status is asked for here.
         deny: told every denial, each once.
+        patience: seconds; see ANSWER_S.
 
     """
 
@@ -140,12 +141,15 @@ class SelfTest:
         subscribe: Callable[[str], None],
         unsubscribe: Callable[[str], None],
         deny: Callable[[Denial], None],
+        patience: float = ANSWER_S,
     ) -> None:
-        self._user, self._plan = user, plan
+        self._user, self._plan, self._patience = user, plan, patience
         self._publish, self._subscribe, self._unsubscribe, self._deny = publish, subscribe, unsubscribe, deny
         self._token = 0
         self._topics: dict[int, str] = {}
         """Token -> topic of what the broker has not answered yet."""
+        self._open: set[str] = set()
+        """These topics."""
         self._begun = False
         self._missing = set(plan.answers)
         self._peer_online = False
@@ -171,8 +175,7 @@ class SelfTest:
         if self._answer_by is None or now < self._answer_by:
             return
         self._answer_by = None
-        heard = set(self._plan.answers) - self._missing
-        if self._peer_online or heard:
+        if self._peer_online or self._missing != set(self._plan.answers):
             self._unsubscribe(self._plan.peer)
             for topic in self._plan.answers:
                 if topic in self._missing:
@@ -180,11 +183,16 @@ class SelfTest:
 
     def take(self, event: BusEvent, now: float) -> bool:
         """Look at what the bus says; True when it concerned nobody else."""
+        if self._answer_by is not None:
+            self._answer_by = now + self._patience
         match event:
-            case Connected() if not self._begun:
-                self._begin(now)
+            case Connected():
+                self._connected(now)
+            case Disconnected():
+                self._answer_by = None
             case Published(token, refused) if token < 0:
                 topic = self._topics.pop(token, "")
+                self._open.discard(topic)
                 if refused and topic:
                     self.denied("publish on", topic, refused)
                 return True
@@ -193,7 +201,7 @@ class SelfTest:
             case Delivery(topic, b"") if _carries_tests(topic):
                 self._empty(topic)
                 return True
-            case Delivery(topic, payload) if topic == self._plan.peer and not self._peer_online:
+            case Delivery(topic, payload) if topic == self._plan.peer:
                 self._peer(payload, now)
         return False
 
@@ -203,28 +211,39 @@ class SelfTest:
             self._told.add((verb, topic))
             self._deny(Denial(self._user, verb, topic, why))
 
-    def _begin(self, now: float) -> None:
-        self._begun = True
-        if self._plan.answers:
-            self._subscribe(self._plan.peer)
-            self._answer_by = now + ANSWER_S
-        for topic in self._plan.writes:
-            self._try(topic)
+    def _connected(self, now: float) -> None:
+        if not self._begun:
+            self._begun = True
+            if self._plan.answers:
+                self._subscribe(self._plan.peer)
+            for topic in self._plan.writes:
+                self._try(topic)
+        self._ask(now)
+
+    def _ask(self, now: float) -> None:
+        """Ask for an answer while one is missing."""
+        if self._missing:
+            self._answer_by = now + self._patience
+            for topic in self._plan.writes:
+                if answers_to(topic):
+                    self._try(topic)
 
     def _try(self, topic: str) -> None:
-        if len(self._topics) >= MOST_OPEN or topic in self._topics.values():
+        if len(self._open) >= MOST_OPEN or topic in self._open:
             return
         self._token -= 1
         self._topics[self._token] = topic
+        self._open.add(topic)
         self._publish(topic, self._token)
 
     def _empty(self, topic: str) -> None:
         for answer in answers_to(topic):
             self._try(answer)
-        self._missing.discard(topic)
-        if self._plan.answers and not self._missing and self._answer_by is not None:
-            self._answer_by = None
-            self._unsubscribe(self._plan.peer)
+        if topic in self._missing:
+            self._missing.discard(topic)
+            if not self._missing:
+                self._answer_by = None
+                self._unsubscribe(self._plan.peer)
 
     def _peer(self, payload: bytes, now: float) -> None:
         try:
@@ -232,13 +251,9 @@ class SelfTest:
         except wire.WireError:
             return
         assert isinstance(status, (CloudStatus, GatewayStatus))
-        self._peer_online = status.state != "offline"
-        if self._peer_online and self._missing and self._answer_by is None:
-            # It came up after we had asked: ask again.
-            self._answer_by = now + ANSWER_S
-            for topic in self._plan.writes:
-                if answers_to(topic):
-                    self._try(topic)
+        before, self._peer_online = self._peer_online, status.state != "offline"
+        if self._peer_online and not before:
+            self._ask(now)  # it may have come up after we had asked
 
 
 def _carries_tests(topic: str) -> bool:
