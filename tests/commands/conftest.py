@@ -14,6 +14,7 @@ from broker.mosquitto import MosquittoBroker
 from fedbac_edge import config, tiers
 from fedbac_edge.federation import Federation
 from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.node import Node
 from fedbac_edge.parts import pack, unpack
 from fedbac_edge.protocol.device import Profile
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, Trained, TrainJob
@@ -67,30 +68,29 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Federation) -> Path
     """State directory of a whole federation after its last round."""
     place = tmp_path_factory.mktemp("finished")
     world = World()
-    make = {"cloud": lambda store: tiers.cloud(tiny, "0badcafe", store, lambda: world.now)}
-    world.add(Process("cloud", make["cloud"], Store(place / "cloud.sqlite")))
+
+    def wall() -> float:
+        return world.now
+
+    def cloud(store: Store) -> Node:
+        return tiers.cloud(tiny, "0badcafe", store, wall)
+
+    world.add(Process("cloud", cloud, Store(place / "cloud.sqlite")))
     spec = Spec(federation=tiny, instance="0badcafe", software="")
     profile = Profile(samples=100, labelled=100, holdout=10)
     for gateway, devices in tiny.gateways.items():
-        world.add(
-            Process(
-                gateway,
-                lambda store, gateway=gateway: tiers.gateway("tiny", gateway, store, lambda: world.now),
-                Store(place / f"gateway-{gateway}.sqlite"),
-            )
-        )
-        for device in devices:
-            (place / device).mkdir()
-            world.add(
-                Process(
-                    device,
-                    lambda store, gateway=gateway, device=device: tiers.device(
-                        spec, gateway, device, profile, store, lambda: world.now
-                    ),
-                    Store(place / device / "device.sqlite"),
-                    _work,
-                )
-            )
+
+        def site(store: Store, gateway: str = gateway) -> Node:
+            return tiers.gateway("tiny", gateway, store, wall)
+
+        world.add(Process(gateway, site, Store(place / f"gateway-{gateway}.sqlite")))
+        for name in devices:
+
+            def device(store: Store, gateway: str = gateway, name: str = name) -> Node:
+                return tiers.device(spec, gateway, name, profile, store, wall)
+
+            (place / name).mkdir()
+            world.add(Process(name, device, Store(place / name / "device.sqlite"), _work))
 
     def done() -> bool:
         node = world.processes["cloud"].node
@@ -106,7 +106,7 @@ def _work(job: Job, store: Store) -> tuple[float, Event]:
     """Weights move at random; scores are drawn."""
     schema = LeNet((1, 16, 16), 3).schema()
     if isinstance(job, TrainJob):
-        rng = generator(*job.seed)
+        rng = generator(7, *map(str, job.seed))
         parts = {
             role: {
                 name: (tensor + 0.01 * rng.standard_normal(tensor.shape)).astype(np.float32)

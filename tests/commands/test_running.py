@@ -1,0 +1,192 @@
+"""Broker, cloud and gateway as processes of their own, over Mosquitto."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from broker.mosquitto import find_mosquitto
+from fedbac_edge.cli import cli
+from fedbac_edge.commands.federation_file import render
+from fedbac_edge.federation import Federation
+from fedbac_edge.store import Store
+
+TINY = """
+name = "tiny"
+rounds = 3
+[model]
+classes = ["a", "b"]
+input = [1, 16, 16]
+[gateways]
+gw1 = []
+gw2 = []
+"""
+
+
+class Command:
+    """A running `fedbac ...` whose output can be waited for."""
+
+    def __init__(self, log: Path, arguments: tuple[str, ...]) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedbac_edge.cli", *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def wait_for(self, text: str, timeout: float = 20.0) -> None:
+        """Until its output holds `text`; fails with the output when it does not."""
+        end = time.monotonic() + timeout
+        while text not in self.log.read_text():
+            if time.monotonic() > end or self.process.poll() is not None:
+                pytest.fail(f"{text!r} did not come:\n{self.log.read_text()}")
+            time.sleep(0.02)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts commands; ends those that still run."""
+    started: list[Command] = []
+
+    def begin(*arguments: str) -> Command:
+        started.append(Command(tmp_path / f"{len(started)}.log", arguments))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        with contextlib.suppress(ProcessLookupError):
+            command.process.kill()
+        command.process.wait()
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> str:
+    """A federation.toml."""
+    path = tmp_path / "federation.toml"
+    path.write_text(TINY)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
+def test_a_broker_in_the_foreground(start: Start, tmp_path: Path, free_port: int, kind: str) -> None:
+    broker = start(
+        *("broker", "run", "--kind", kind, "--port", str(free_port)), "--state", str(tmp_path / "b")
+    )
+    broker.wait_for(f"listening on mqtt://127.0.0.1:{free_port} ({kind})")
+    second = start("broker", "run", "--port", str(free_port), "--state", str(tmp_path / "c"))
+    assert second.process.wait(20) == 1
+    assert "something listens" in second.log.read_text()
+    assert broker.end() == 0
+
+
+def test_an_open_broker_needs_to_be_wanted(runner: CliRunner, tmp_path: Path) -> None:
+    command = ["broker", "run", "--host", "0.0.0.0", "--state", str(tmp_path)]
+    result = runner.invoke(cli, command)
+    assert result.exit_code == 1
+    assert "--insecure" in result.output
+
+
+def test_the_printed_configuration_is_one_that_mosquitto_takes(
+    runner: CliRunner, tmp_path: Path, federation: str, free_port: int
+) -> None:
+    command = ["broker", "config", "--federation", federation, "--port", str(free_port)]
+    result = runner.invoke(cli, command)
+    assert result.exit_code == 0
+    (tmp_path / "mosquitto.conf").write_text(result.output)
+    program = find_mosquitto()
+    assert program is not None
+    process = subprocess.Popen([program, "-c", str(tmp_path / "mosquitto.conf")])
+    try:
+        command = ["status", "--broker", f"mqtt://127.0.0.1:{free_port}"]
+        assert "has the cloud been started" in runner.invoke(cli, command).output
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_cloud_and_gateway_find_each_other(
+    start: Start, runner: CliRunner, tmp_path: Path, mosquitto: str, federation: str
+) -> None:
+    state = str(tmp_path / "state")
+    gateway = start("gateway", "run", "gw1", "--broker", mosquitto, "--state", state)
+    run = ("cloud", "run", "--federation", federation, "--broker", mosquitto, "--state", state)
+    cloud = start(*run)
+    cloud.wait_for("waiting for gw1 (not there), gw2 (not there)")
+    gateway.wait_for("gateway gw1 of tiny")  # found on the broker, though started first
+    cloud.wait_for("waiting for gw1 (its devices), gw2 (not there)")
+    gateway.wait_for("not ready: 0 of 0 devices online")
+
+    status = runner.invoke(cli, ["status", "--broker", mosquitto, "--json"])
+    assert status.exit_code == 0, status.output
+    (found,) = json.loads(status.output)
+    assert found["federation"] == "tiny"
+    assert found["cloud"]["state"] == "gathering"
+    assert found["spec"]["federation"]["rounds"] == 3
+    assert found["gateways"]["gw1"]["status"]["state"] == "online"
+    plain = runner.invoke(cli, ["status", "--broker", mosquitto, "--federation", "tiny"])
+    assert "gateway gw1: online, not ready" in plain.output
+    other = runner.invoke(cli, ["status", "--broker", mosquitto, "--federation", "other"])
+    assert other.exit_code == 1
+
+    second = start(*run)
+    assert second.process.wait(20) == 2
+    assert "another process uses" in second.log.read_text()
+    assert gateway.end() == 0
+    cloud.wait_for("gw1 (not there), gw2 (not there)")
+    assert cloud.end() == 1
+    assert "the same command goes on from there" in cloud.log.read_text()
+
+    Path(federation).write_text(TINY.replace("rounds = 3", "rounds = 4"))
+    changed = start(*run)
+    assert changed.process.wait(20) == 2
+    assert "other settings" in changed.log.read_text()
+
+
+def test_a_finished_campaign_ends_the_cloud_at_once(
+    start: Start, tmp_path: Path, finished: Path, mosquitto: str
+) -> None:
+    store = Store(finished / "cloud.sqlite", read_only=True)
+    written = store.read("federation")
+    store.close()
+    assert written is not None
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "cloud.sqlite").write_bytes((finished / "cloud.sqlite").read_bytes())
+    file = tmp_path / "tiny.toml"
+    file.write_text(render(msgspec.msgpack.decode(written, type=Federation)))
+    cloud = start("cloud", "run", "--federation", str(file), "--broker", mosquitto, "--state", str(state))
+    assert cloud.process.wait(20) == 0
+    assert "finished: 4 rounds" in cloud.log.read_text()
+
+
+def test_a_broker_that_is_not_there_is_named_and_waited_for(
+    start: Start, tmp_path: Path, federation: str, free_port: int
+) -> None:
+    broker = f"mqtt://127.0.0.1:{free_port}"
+    state = str(tmp_path / "state")
+    cloud = start("cloud", "run", "--federation", federation, "--broker", broker, "--state", state)
+    cloud.wait_for(f"tiny at {broker}")
+    cloud.wait_for("broker: ")
+    cloud.wait_for("waiting for gw1 (not there)")
+    assert cloud.end(signal.SIGINT) == 1
