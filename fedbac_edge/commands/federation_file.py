@@ -12,7 +12,6 @@ import msgspec
 from fedbac_edge.federation import Federation
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_TABLES = ("model", "method", "training", "selection", "assignment", "deadlines", "releases", "gateways")
 
 ABOUT: dict[str, str] = {
     "name": "Letters, digits, '.', '_' and '-'. Every topic of this federation carries it.",
@@ -83,26 +82,27 @@ ABOUT: dict[str, str] = {
 def render(federation: Federation) -> str:
     """TOML text that `config.parse` reads back as an equal federation."""
     values: dict[str, Any] = msgspec.to_builtins(federation)
+    types = {field.name: field.type for field in msgspec.structs.fields(Federation)}
+    tables = [name for name, value in values.items() if isinstance(value, dict)]
     lines = ["# A federation of fedbac-edge. Devices and gateways learn all of it from the cloud.", ""]
     for name, value in values.items():
-        if name not in _TABLES:
+        if name not in tables:
             lines += _setting(name, name, value, _default(Federation, name))
-    tables = {field.name: field.type for field in msgspec.structs.fields(Federation)}
-    for table in _TABLES:
-        lines += ["", *_comment(ABOUT[f"[{table}]"]), f"[{table}]"]
+    for table in tables:
+        lines += ["", *_comment(ABOUT.get(f"[{table}]", "")), f"[{table}]"]
         for name, value in values[table].items():
             if table == "gateways":
                 lines.append(f"{_key(name)} = {_value(value)}")
             else:
-                lines += _setting(f"{table}.{name}", name, value, _default(tables[table], name))
+                lines += _setting(f"{table}.{name}", name, value, _default(types[table], name))
     return "\n".join(lines) + "\n"
 
 
 def _setting(path: str, name: str, value: Any, default: Any) -> list[str]:
-    about = ABOUT[path]
+    about = ABOUT.get(path, "")
     if default is not msgspec.NODEFAULT:
         about += f" Default: {_value(default)}"
-    return [*_comment(about), f"{name} = {_value(value)}"]
+    return [*_comment(about.strip()), f"{name} = {_value(value)}"]
 
 
 def _comment(text: str) -> list[str]:
