@@ -92,6 +92,8 @@ class Site:
     options: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, list[bytes]] = field(default_factory=dict)
     """Topic -> payloads, of what the eyes were asked to see."""
+    tiers: dict[str, Runtime] = field(default_factory=dict)
+    """The cloud and the gateway that run here."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _bus: MqttBus | None = None
     _published: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
@@ -153,7 +155,7 @@ class Site:
 
         thread = threading.Thread(target=run, name=name)
         thread.start()
-        runtime = started.get(timeout=10)
+        runtime = self.tiers[name] = started.get(timeout=10)
         self._stack.callback(thread.join)
         self._stack.callback(runtime.stop)
 

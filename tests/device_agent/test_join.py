@@ -47,6 +47,9 @@ def test_trains_and_is_counted(
     assert "libtorch" in Path(f"/proc/{trainer}/maps").read_text()
     assert "torch" not in agent.libraries()
 
+    site.tiers["gw1"].stop()
+    agent.wait_for("gateway", gateway_state="offline")
+
     began = time.monotonic()
     assert agent.end(signal.SIGTERM) == 0
     assert time.monotonic() - began < 5

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_agent import pipe
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.federation import Federation
@@ -149,6 +152,41 @@ def test_close_leaves_nothing(
     assert results.empty()
 
 
+AGENT = """
+import sys, queue
+from pathlib import Path
+import msgspec
+from device_agent import pipe
+from device_agent.worker import DataSource, TrainingWorker
+Orders = tuple[pipe.Open, pipe.Do, pipe.Do]
+opening, short, long = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=Orders)
+worker, results = TrainingWorker(DataSource(opening.path), opening.federation), queue.SimpleQueue()
+worker.start(short.train, short.blobs, results.put)
+results.get()
+worker.start(long.train, long.blobs, results.put)
+print(worker.pid, flush=True)
+results.get()
+"""
+
+
+def test_goes_with_its_agent(
+    data: Path, federation: Federation, blobs: dict[str, bytes], tmp_path: Path, is_gone: Callable[..., bool]
+) -> None:
+    """kill -9 of the agent: its training process stops in the middle of an epoch, whatever is left to do."""
+    opening = pipe.Open(path=str(data), resize=False, device="cpu", federation=federation)
+    orders = [
+        pipe.Do(number=n, blobs=blobs, train=training(blobs, n, epochs)) for n, epochs in ((1, 1), (2, 10**6))
+    ]
+    (tmp_path / "orders").write_bytes(msgspec.msgpack.encode((opening, *orders)))
+    command = [sys.executable, "-c", AGENT, str(tmp_path / "orders")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        trainer = int(agent.stdout.readline())
+        time.sleep(0.2)
+        agent.kill()
+    assert is_gone(trainer)
+
+
 def test_says_what_is_wrong_with_data(
     make_worker: MakeWorker, tmp_path: Path, blobs: dict[str, bytes]
 ) -> None:
@@ -182,8 +220,6 @@ def test_reader_dies(make_worker: MakeWorker) -> None:
 
 def test_settings_travel_whole(federation: Federation) -> None:
     """What the pipe carries comes out as it went in: numbers as keys, tuples, nested values."""
-    from device_agent import pipe
-
     job = EvaluateJob("evaluate-3", {7: {"global": "a" * 64}})
     order = pipe.Do(number=3, blobs={"a" * 64: b"\0\1"}, evaluate=job)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=pipe.Open | pipe.Do) == order
