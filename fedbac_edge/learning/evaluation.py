@@ -28,8 +28,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate sum over (part, coefficient) of coefficient * logits(x; part) on images (N, H, W, C).
 
-    `threads` are torch's, where torch computes; `backend` fixes the path (the fastest by default). Raises ValueError when nothing is served, or data or parts
-    do not fit the model. No samples: zero counts.
+    `threads` are torch's, where torch computes; `backend` fixes the path (the fastest by default). Raises
+    ValueError when nothing is served, or data or parts do not fit the model. No samples: zero counts.
     """
     if not served:
         raise ValueError("a served model needs at least one part")
