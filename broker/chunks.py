@@ -27,7 +27,7 @@ class Chunk(
 ):
     """Piece `index` of `count` of a payload of `size` bytes whose sha256 is `transfer`."""
 
-    transfer: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    transfer: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
     index: Annotated[int, Meta(ge=0, le=1_000_000)]
     count: Annotated[int, Meta(ge=1, le=1_000_000)]
     size: Annotated[int, Meta(ge=1, le=2**40)]

@@ -15,8 +15,8 @@ from fedbac_edge.federation import Federation
 from fedbac_edge.learning.settings import LocalTraining
 
 Name = Annotated[str, Meta(min_length=1, max_length=96)]
-Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Instance = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
+Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+Instance = Annotated[str, Meta(pattern="^[0-9a-f]{8}\\Z")]
 Text = Annotated[str, Meta(max_length=500)]
 Round = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Cluster = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -209,6 +209,8 @@ class GatewayTask(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What the site served one round before, empty when its cluster has changed since."""
     training: LocalTraining
     deadline_s: Seconds
+    counted: Round = 0
+    """Round of the gateway's last update that counted; 0 when none has. Settles its error feedback."""
 
 
 class GatewayEvaluation(
@@ -256,6 +258,8 @@ class GatewayUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     waited: Seconds
     """Of these, spent after the last update that counted, waiting for the others in vain."""
     void: Text = ""
+    encoding: Text = "float32"
+    """How the bytes of `parts` are to be read (`encodings`), on top of the parts of the task."""
 
 
 class GatewayScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-scores"):
@@ -281,6 +285,8 @@ class TrainTask(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     previous: Parts
     training: LocalTraining
     deadline_s: Seconds
+    counted: Round = 0
+    """Round of the device's last update that counted; 0 when none has. Settles its error feedback."""
 
 
 class EvaluateTask(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="evaluate-task"):
@@ -310,6 +316,8 @@ class DeviceUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     base: dict[Name, Hash]
     """Role -> hash of the part that training started from."""
     parts: dict[Name, bytes]
+    encoding: Text = "float32"
+    """How the bytes of `parts` are to be read (`encodings`), on top of the base."""
     samples: Count
     data: Count
     loss: Loss

@@ -103,6 +103,7 @@ def test_no_transfer_takes_more_room_than_twice_its_size(count: int, size: int, 
     [
         {"transfer": "A" * 64},
         {"transfer": "a" * 63},
+        {"transfer": "a" * 64 + "\n"},
         {"index": -1},
         {"count": 0},
         {"count": 1_000_001},

@@ -50,7 +50,9 @@ class Agent:
         self.federation = federation
         blobs: dict[str, bytes] = {}
         profile = Profile(samples=samples, labelled=samples, holdout=holdout)
-        self.bench = bench(Device("gw1", "d1", federation, profile, blobs, DeviceState(instance=INSTANCE)), blobs)
+        self.bench = bench(
+            Device("gw1", "d1", federation, profile, blobs, DeviceState(instance=INSTANCE)), blobs
+        )
         self.elsewhere: dict[str, bytes] = {}
         self.parts = {
             round: {"global": store_part(self.elsewhere, "global", part_of(federation, float(round)))}
