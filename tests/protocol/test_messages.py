@@ -17,7 +17,6 @@ from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.protocol import messages
 from fedbac_edge.protocol.messages import DeviceUpdate, GatewayTask, Message, Receipt, Score
 
-
 HEX: dict[str | None, int] = {rf"^[0-9a-f]{{{digits}}}\Z": digits for digits in (8, 64, 128)}
 """Patterns of hashes and the like -> their digits; drawing from the pattern itself is slow."""
 
