@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import os
 import platform
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ from broker import topics
 from broker.bus import Bus, Will
 from broker.mqtt import MqttBus
 from device_agent import identity, pipe
+from device_agent.endings import GOODBYE_S, Failed, Leaving, Misconfigured
 from device_agent.narrator import Narrator
 from device_agent.settings import Settings
 from device_agent.voice import Voice, VoiceHandler
@@ -28,26 +28,14 @@ from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store, stopping_on_signals
 from fedbac_edge.store import StoreError
 
-GOODBYE_S = 2.0
-"""Seconds for the last words to the broker."""
-LEAVE_S = 4.5
-"""Seconds after which a device that was told to leave is gone, whatever its network does."""
 BACK_OFF_S = 0.5
-
-
-class Misconfigured(ValueError):
-    """This device cannot join with these settings: exit code 2. A sentence."""
-
-
-class Failed(RuntimeError):
-    """The device had to leave: exit code 1. A sentence."""
 
 
 def join(settings: Settings, voice: Voice) -> None:
     """Join and stay; returns after SIGINT or SIGTERM. Main thread only. Raises Misconfigured, Failed."""
     if importlib.util.find_spec("torch") is None:
         raise Misconfigured("a device that joins trains, and needs torch: pip install 'fedbac-edge[train]'")
-    leaving = _Leaving()
+    leaving = Leaving()
     handler = VoiceHandler(voice)
     logging.getLogger().addHandler(handler)
     try:
@@ -64,50 +52,7 @@ def join(settings: Settings, voice: Voice) -> None:
         leaving.end()
 
 
-class _Leaving:
-    """The wish to leave, what it stops, and the guarantee that it is granted."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._runtime: Runtime | None = None
-        # The store is whole at any moment and the trainer ends with us, so that leaving hard loses nothing.
-        self._last_resort = threading.Timer(LEAVE_S, _leave_hard)
-        self._last_resort.daemon = True
-
-    def begin(self) -> None:
-        """Called by the signal handler, perhaps more than once."""
-        if not self._asked.is_set():
-            self._asked.set()
-            self._last_resort.start()
-        if self._runtime is not None:
-            self._runtime.stop()
-
-    def begun(self) -> bool:
-        """True once the device is to leave."""
-        return self._asked.is_set()
-
-    @contextlib.contextmanager
-    def stops(self, runtime: Runtime) -> Iterator[None]:
-        """`begin` stops this runtime, too, if it has begun already."""
-        self._runtime = runtime
-        try:
-            if self.begun():
-                runtime.stop()
-            yield
-        finally:
-            self._runtime = None
-
-    def end(self) -> None:
-        """Left: nothing needs to be forced."""
-        self._last_resort.cancel()
-
-
-def _leave_hard() -> None:
-    sys.stdout.flush()
-    os._exit(0)
-
-
-def _discover(settings: Settings, name: str, voice: Voice, leaving: _Leaving) -> Spec | None:
+def _discover(settings: Settings, name: str, voice: Voice, leaving: Leaving) -> Spec | None:
     try:
         return discovery.find_spec(
             settings.broker,
@@ -148,7 +93,7 @@ def check_membership(spec: Spec, edge: str, name: str) -> None:
         ) from error
 
 
-def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving: _Leaving) -> None:
+def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving: Leaving) -> None:
     """Until the device leaves, or the federation under this name becomes another one."""
     check_membership(spec, settings.edge, name)
     source = DataSource(str(settings.data), settings.resize, settings.device)

@@ -106,12 +106,18 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
         raise click.UsageError(str(error)) from error
     from device_agent import agent
 
-    voice = Voice(json)
+    _run(lambda: agent.join(wanted, Voice(json)))
+
+
+def _run(what: Callable[[], None]) -> None:
+    """Do it; the ways in which it can end become exit codes."""
+    from device_agent import endings
+
     try:
-        agent.join(wanted, voice)
-    except agent.Misconfigured as error:
+        what()
+    except endings.Misconfigured as error:
         raise click.UsageError(str(error)) from error
-    except agent.Failed as error:
+    except endings.Failed as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -17,8 +17,8 @@ class IdentityError(ValueError):
 
 
 @contextlib.contextmanager
-def held(state: Path, name: str | None) -> Iterator[str]:
-    """The device's name, while `state` is locked against a second agent.
+def held(state: Path, name: str | None, lock_file: str = "lock") -> Iterator[str]:
+    """The device's name, while `state` is locked against a second agent of the same kind.
 
     A new directory gets `name`, or a random one ("dev-" and eight hex digits); a known one keeps its own.
     Raises IdentityError when `name` is not the stored one, when another agent runs here, or when the
@@ -28,7 +28,7 @@ def held(state: Path, name: str | None) -> Iterator[str]:
         check_name(name, "device")
     try:
         state.mkdir(parents=True, exist_ok=True)
-        lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(state / lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise IdentityError(
             f"the state directory {state} cannot be used ({error.strerror}); choose another with --state"
@@ -51,8 +51,8 @@ def _name(state: Path, wanted: str | None) -> str:
         stored = check_name(path.read_text("utf-8").strip(), "device")
     except FileNotFoundError:
         chosen = wanted or f"dev-{secrets.token_hex(4)}"
-        _write(path, chosen)
-        return chosen
+        # An agent of another kind may have been faster: then its name counts.
+        return chosen if _write(path, chosen) else _name(state, wanted)
     except (BadName, OSError, UnicodeDecodeError) as error:
         raise IdentityError(
             f"{path} holds no device's name ({error}); write the name into it, or delete it for a new one"
@@ -64,19 +64,26 @@ def _name(state: Path, wanted: str | None) -> str:
     return stored
 
 
-def _write(path: Path, name: str) -> None:
-    """All or nothing, and on the disk when this returns: a name that was used is never lost."""
+def _write(path: Path, name: str) -> bool:
+    """All or nothing, and on the disk when this returns: a name that was used is never lost.
+
+    False: there is one already, and it stays.
+    """
     new = path.with_name("identity.new")
     try:
-        with open(new, "w", encoding="utf-8") as file:
-            file.write(name + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
         directory = os.open(path.parent, os.O_RDONLY)
         try:
+            fcntl.flock(directory, fcntl.LOCK_EX)  # held for a moment: another kind of agent may start too
+            if path.exists():
+                return False
+            with open(new, "w", encoding="utf-8") as file:
+                file.write(name + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
             os.fsync(directory)
         finally:
             os.close(directory)
     except OSError as error:
         raise IdentityError(f"{path} cannot be written ({error.strerror}); choose another --state") from error
+    return True
