@@ -6,8 +6,9 @@ sum is the same to the bit whatever the order of arrival, and memory stays at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any, Literal
 
@@ -41,6 +42,18 @@ class Report:
         """A report whose parts are in memory and weigh the same."""
         held = dict(parts)
         return cls(dict.fromkeys(held, weight), held.__getitem__)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One update of one part: what it weighs, and a way to read it, each time that it is needed."""
+
+    weight: float
+    load: Callable[[], Part]
+
+
+Combine = Callable[[str, Sequence[Contribution]], Part | None]
+"""The rule: (part name, contributions in name order) to the new part, None to keep the old one."""
 
 
 def weighted_mean(items: Iterable[tuple[Part, float]]) -> Part | None:
@@ -85,13 +98,15 @@ def phases(
     scopes: Mapping[str, Scope],
     assignment: Mapping[str, int],
     clusters: int,
+    combine: Combine | None = None,
 ) -> Iterator[tuple[str, Part | None]]:
     """The cloud's two phases (Fed-BAC), one part at a time: (part name, mean, or None to keep the old).
 
     Phase 1 averages every global role over all servers that reported it, phase 2 every cluster role over
     those of each cluster 0 .. clusters - 1; servers in name order. What weights are (a server's total data,
-    or its participants' only) is the caller's choice. Raises AggregationError at once for a report of a
-    server that has no cluster, an unknown role, or a weight that is no weight.
+    or its participants' only) is the caller's choice, and so is another rule than the weighted mean
+    (`combine`, called only for parts that somebody reported). Raises AggregationError at once for a report
+    of a server that has no cluster, an unknown role, or a weight that is no weight.
     """
     for server, report in sorted(reports.items()):
         if unknown := sorted(set(report.weights) - set(scopes)):
@@ -100,7 +115,7 @@ def phases(
             _check_weight(weight)
         if "cluster" in scopes.values() and not 0 <= assignment.get(server, -1) < clusters:
             raise AggregationError(f"{server} reported but is in none of the {clusters} clusters")
-    return _phases(reports, scopes, assignment, clusters)
+    return _phases(reports, scopes, assignment, clusters, combine or _mean)
 
 
 def two_phase(
@@ -120,21 +135,31 @@ def _phases(
     scopes: Mapping[str, Scope],
     assignment: Mapping[str, int],
     clusters: int,
+    combine: Combine,
 ) -> Iterator[tuple[str, Part | None]]:
+    def new(name: str, role: str, members: list[str]) -> tuple[str, Part | None]:
+        contributions = _contributions(reports, members, role)
+        return name, combine(name, contributions) if contributions else None
+
     servers = sorted(reports)
     for role in (role for role, scope in scopes.items() if scope == "global"):
-        yield part_name(role), weighted_mean(_read(reports, servers, role))
+        yield new(part_name(role), role, servers)
     for role in (role for role, scope in scopes.items() if scope == "cluster"):
         for cluster in range(clusters):
             members = [server for server in servers if assignment[server] == cluster]
-            yield part_name(role, cluster), weighted_mean(_read(reports, members, role))
+            yield new(part_name(role, cluster), role, members)
 
 
-def _read(reports: Mapping[str, Report], servers: list[str], role: str) -> Iterator[tuple[Part, float]]:
-    for server in servers:
-        weight = reports[server].weights.get(role, 0.0)
-        if weight > 0:
-            yield reports[server].load(role), weight
+def _mean(name: str, contributions: Sequence[Contribution]) -> Part | None:
+    return weighted_mean((each.load(), each.weight) for each in contributions)
+
+
+def _contributions(reports: Mapping[str, Report], servers: list[str], role: str) -> list[Contribution]:
+    return [
+        Contribution(reports[server].weights[role], partial(reports[server].load, role))
+        for server in servers
+        if reports[server].weights.get(role, 0.0) > 0
+    ]
 
 
 def _weigh(tensor: npt.NDArray[Any], weight: float) -> npt.NDArray[Any]:

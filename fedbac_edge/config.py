@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from broker.topics import BadName, check_name
+from fedbac_edge.bandits.linucb import initial_assignment
 from fedbac_edge.bandits.thompson import participants
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import UnknownArchitecture, architecture
 from fedbac_edge.releases import keys
+from fedbac_edge.robust import unsupported
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,4 +98,21 @@ def check(federation: Federation) -> Federation:
             raise FederationError(f"[releases] key: {error}") from error
     if federation.deadlines.deadline_min_s > federation.deadlines.deadline_max_s:
         raise FederationError("[deadlines] deadline_min_s is larger than deadline_max_s")
+    if federation.eligibility == "roster":
+        _check_rules(federation, asked)
     return federation
+
+
+def _check_rules(federation: Federation, asked: Mapping[str, int]) -> None:
+    """The roster says how many updates a rule will see at most; `asked`: gateway -> devices of a round."""
+    robust, described = federation.robust, method(federation)
+    for gateway, count in sorted(asked.items()):
+        if reason := unsupported(robust.edge_rule(), count):
+            raise FederationError(f"[robust] edge: {gateway} asks {count} of its devices, but {reason}")
+    seen = [len(federation.gateways)] if any(r.scope == "global" for r in described.roles) else []
+    if described.placement != "argmin" and any(r.scope == "cluster" for r in described.roles):
+        places = initial_assignment(federation.gateways, described.clusters, described.placement)
+        seen.append(min(Counter(places.values()).values()))
+    for count in seen:
+        if reason := unsupported(robust.cloud_rule(), count):
+            raise FederationError(f"[robust] cloud: a part is averaged over {count} sites, but {reason}")

@@ -12,12 +12,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from fedbac_edge.encodings import Encoding
+from fedbac_edge.robust import Rule, RuleName
+
 Natural = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
+HostileShare = Annotated[float, Meta(gt=0, lt=0.5)]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +112,33 @@ class DeadlineTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Refuse an update 10 times longer than the running median, once 20 were accepted."""
 
 
+class WireTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[wire] How updates travel (see `encodings`); models always travel as float32."""
+
+    encoding: Encoding = "float32"
+
+
+class RobustTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[robust] How each tier averages, against hostile updates (see `robust`)."""
+
+    edge: RuleName = "mean"
+    edge_clip_norm: NonNegative = 0.0
+    """Of "clip": the longest step; 0: the median of the round's norms."""
+    edge_hostile: HostileShare = 0.2
+    """Of "trimmed-mean" and "multi-krum": the share of devices that may be hostile."""
+    cloud: RuleName = "mean"
+    cloud_clip_norm: NonNegative = 0.0
+    cloud_hostile: HostileShare = 0.2
+
+    def edge_rule(self) -> Rule:
+        """Over the devices of a gateway."""
+        return Rule(self.edge, self.edge_clip_norm, self.edge_hostile)
+
+    def cloud_rule(self) -> Rule:
+        """Over the sites of the federation, or of a cluster."""
+        return Rule(self.cloud, self.cloud_clip_norm, self.cloud_hostile)
+
+
 class ReleaseTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[releases] When devices that serve get a new model, and who signs it."""
 
@@ -133,6 +164,8 @@ class Federation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     selection: SelectionTable = SelectionTable()
     assignment: AssignmentTable = AssignmentTable()
     deadlines: DeadlineTable = DeadlineTable()
+    wire: WireTable = WireTable()
+    robust: RobustTable = RobustTable()
     releases: ReleaseTable = ReleaseTable()
     gateways: dict[str, tuple[str, ...]] = {}
 

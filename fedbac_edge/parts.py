@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +36,18 @@ def unpack(data: bytes, schema: Schema) -> Part:
     Raises PartError naming the first tensor that differs. A size that cannot be right is refused before
     the arrays are made.
     """
-    expected = sum(4 * int(np.prod(shape)) for shape in schema.values())
-    if not expected <= len(data) <= expected + 256 * (len(schema) + 4):
+    tensors = read_tensors(data, {name: (np.dtype(np.float32), shape) for name, shape in schema.items()})
+    return {name: tensors[name] for name in schema}  # safetensors gives them in no fixed order
+
+
+def read_tensors(data: bytes, layout: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> dict[str, Any]:
+    """Read safetensors that must hold exactly the tensors of `layout`: name -> (dtype, shape).
+
+    Raises PartError naming the first tensor that differs. A size that cannot be right is refused before
+    the arrays are made.
+    """
+    expected = sum(dtype.itemsize * prod(shape) for dtype, shape in layout.values())
+    if not expected <= len(data) <= expected + 256 * (len(layout) + 4):
         raise PartError(
             f"a part of this model holds {expected} bytes of weights, these are {len(data)} bytes"
         )
@@ -43,13 +55,13 @@ def unpack(data: bytes, schema: Schema) -> Part:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise PartError(f"not readable as safetensors: {error}") from error
-    if set(tensors) != set(schema):
-        raise PartError(f"expected the tensors {sorted(schema)}, found {sorted(tensors)}")
-    for name, shape in schema.items():
+    if set(tensors) != set(layout):
+        raise PartError(f"expected the tensors {sorted(layout)}, found {sorted(tensors)}")
+    for name, (dtype, shape) in layout.items():
         tensor = tensors[name]
-        if tensor.dtype != np.float32 or tensor.shape != tuple(shape):
-            raise PartError(f"{name}: expected float32 {tuple(shape)}, found {tensor.dtype} {tensor.shape}")
-    return {name: tensors[name] for name in schema}  # safetensors gives them in no fixed order
+        if tensor.dtype != dtype or tensor.shape != tuple(shape):
+            raise PartError(f"{name}: expected {dtype} {tuple(shape)}, found {tensor.dtype} {tensor.shape}")
+    return tensors
 
 
 def digest(data: bytes) -> str:

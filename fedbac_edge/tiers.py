@@ -89,7 +89,7 @@ def device(
     state = _state(store, DeviceState) or DeviceState(instance=spec.instance)
     if state.instance != spec.instance:
         state = DeviceState(instance=spec.instance, session=state.session)
-    machine = Device(gateway, name, spec.federation.seed, profile, store.blobs, state)
+    machine = Device(gateway, name, spec.federation, profile, store.blobs, state)
     listens: dict[str, tuple[type[messages.Message], ...]] = {
         topics.spec(federation): (messages.Spec,),
         topics.device(federation, gateway, name, "task"): (messages.TrainTask, messages.EvaluateTask),

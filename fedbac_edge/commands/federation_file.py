@@ -69,6 +69,17 @@ ABOUT: dict[str, str] = {
     "deadlines.deadline_max_s": "... and at most this; the first ones take the most.",
     "deadlines.evaluation_deadline_s": "For an evaluation phase.",
     "deadlines.norm_gate": "Refuse an update more than ten times as long as the usual ones.",
+    "[wire]": "How updates travel.",
+    "wire.encoding": '"float32": all bits. "float16": half the bytes, steps are rounded.\n'
+    '"int8": a quarter of the bytes; what a step loses is kept and added to the next one.',
+    "[robust]": "How each tier averages, when some of those who send may be hostile or broken.",
+    "robust.edge": 'Over the devices of a gateway: "mean", "clip" (long steps are shortened),\n'
+    '"trimmed-mean" and "median" (of each weight), "multi-krum" (only the updates closest to each other).',
+    "robust.edge_clip_norm": 'Of "clip": the longest step; 0: the median of the round\'s.',
+    "robust.edge_hostile": 'Of "trimmed-mean" and "multi-krum": share of the devices that may be hostile.',
+    "robust.cloud": "Over the sites, and over those of each cluster: the same rules.",
+    "robust.cloud_clip_norm": 'Of "clip", as above.',
+    "robust.cloud_hostile": "Share of the sites that may be hostile.",
     "[releases]": "New models for the devices that serve (fedbac-agent serve).",
     "releases.every": "Rounds between two releases; 0: only one, at the end.",
     "releases.key": "Public half of the key that signs them; the private half stays with the cloud.\n"

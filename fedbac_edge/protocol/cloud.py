@@ -247,6 +247,7 @@ class Cloud:
                     ),
                     training=self._training(state.round),
                     deadline_s=deadlines.share(limit),
+                    counted=state.last_update.get(gateway, 0),
                 ),
                 _task_key(gateway),
             )
@@ -307,6 +308,7 @@ class Cloud:
             return self._refuse(gateway, "train", update.round, str(refusal), now)
         if not update.void:
             state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
+            state.last_update = {**state.last_update, gateway: update.round}
         state.counted = {**state.counted, gateway: _counted("train", update)}
         whole = self.federation.method.cloud_weight == "data"
         state.reports[gateway] = SiteReport(
@@ -375,8 +377,8 @@ class Cloud:
     def _close_training(self, now: float) -> list[Action]:
         """Two-phase aggregation: global parts over all that reported, cluster parts over their cluster."""
         state = self.state
-        fresh = averaging.two_phases(
-            state.reports, self.method, state.assignment, self.blobs, self.model.schema()
+        fresh, unprotected = averaging.two_phases(
+            state.reports, self.method, state.assignment, state.parts, self.blobs, self.federation
         )
         took = max((r.took for r in state.reports.values() if r.weight), default=now - state.began)
         state.seconds, state.void = [*state.seconds, took][-deadlines.HISTORY :], not fresh
@@ -384,6 +386,7 @@ class Cloud:
         published = self._advance(fresh)
         closed = [
             *published,
+            *(Log("kept", name, state.round, {"why": why}) for name, why in sorted(unprotected.items())),
             Log("aggregated", "", state.round, self._hashes() | {"void": not fresh}),
             *self._tell(summary),
         ]

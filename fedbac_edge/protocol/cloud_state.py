@@ -81,6 +81,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     """Evaluation phase: bytes up and down."""
     counted: dict[str, tuple[str, str, int]] = {}
     """Gateway -> (federation, kind, round) of its report that counted last."""
+    last_update: dict[str, int] = {}
+    """Gateway -> round of its last update that counted, which its next task tells it."""
     refused: dict[str, str] = {}
     norms: list[float] = []
     seconds: list[float] = []

@@ -15,6 +15,9 @@ from typing import Literal
 import msgspec
 
 from fedbac_edge import __version__
+from fedbac_edge.federation import Federation
+from fedbac_edge.parts import PartError
+from fedbac_edge.protocol import feedback, gate
 from fedbac_edge.protocol.engine import (
     Action,
     Channel,
@@ -37,6 +40,7 @@ from fedbac_edge.protocol.engine import (
     TrainJob,
     Work,
 )
+from fedbac_edge.protocol.feedback import Feedback
 from fedbac_edge.protocol.messages import (
     DeviceScores,
     DeviceStatus,
@@ -76,6 +80,7 @@ class DeviceState(msgspec.Struct, kw_only=True):
     """Why the task was declined."""
     received: int = 0
     """Bytes fetched for the current task."""
+    feedback: Feedback = msgspec.field(default_factory=Feedback)
     began: float = 0.0
     timers: dict[str, float] = {}
 
@@ -86,18 +91,18 @@ def kind_of(task: TrainTask | EvaluateTask) -> str:
 
 
 class Device:
-    """The machine. `seed` is the federation's, `blobs` the store's by content hash."""
+    """The machine; `blobs` are the store's by content hash."""
 
     def __init__(
         self,
         gateway: str,
         name: str,
-        seed: int,
+        federation: Federation,
         profile: Profile,
         blobs: Mapping[str, bytes],
         state: DeviceState,
     ) -> None:
-        self.gateway, self.name, self.seed = gateway, name, seed
+        self.gateway, self.name, self.federation = gateway, name, federation
         self.profile, self.blobs, self.state = profile, blobs, state
 
     # --- what the runner asks ---
@@ -113,8 +118,8 @@ class Device:
         return {ref.hash: ref for ref in _needs(self.state.task) if ref.hash not in self.blobs}
 
     def kept(self) -> Set[str]:
-        """The task's parts, and what was served before."""
-        hashes = {ref.hash for ref in self.state.served.values()}
+        """The task's parts, what was served before, and what an encoding could not express."""
+        hashes = {ref.hash for ref in self.state.served.values()} | feedback.kept(self.state.feedback)
         if self.state.task is not None:
             hashes |= {ref.hash for ref in _needs(self.state.task)}
             if isinstance(self.state.task, TrainTask):
@@ -181,6 +186,8 @@ class Device:
         abandoned: list[Action] = [StopWork(), Settle(ANSWER)]
         if isinstance(state.task, TrainTask):
             state.served = state.task.parts
+        if isinstance(task, TrainTask):
+            feedback.begin(state.feedback, task.parts, task.counted)
         state.task, state.received, state.began, state.why = task, 0, now, refusal
         state.phase, state.timers = "declined", {}
         if refusal:
@@ -210,7 +217,7 @@ class Device:
                 parts={role: ref.hash for role, ref in task.parts.items()},
                 previous=here,
                 training=task.training,
-                seed=(self.seed, "device", self.name, task.round, "train"),
+                seed=(self.federation.seed, "device", self.name, task.round, "train"),
             )
         else:
             job = EvaluateJob(
@@ -224,12 +231,20 @@ class Device:
     def _answer_update(self, event: Trained, now: float) -> list[Action]:
         task = self.state.task
         assert isinstance(task, TrainTask)
+        encoding, schema = self.federation.wire.encoding, gate.schema(self.federation)
+        try:
+            parts, keeps = feedback.encode_update(
+                self.state.feedback, encoding, task.round, task.parts, event.parts, self.blobs, schema
+            )
+        except PartError as error:
+            return self._give_up(str(error))
         update = DeviceUpdate(
             instance=self.state.instance,
             device=self.name,
             round=task.round,
             base={role: ref.hash for role, ref in task.parts.items()},
-            parts=dict(event.parts),
+            parts=parts,
+            encoding=encoding,
             samples=event.samples,
             data=event.data,
             loss=event.loss,
@@ -247,6 +262,7 @@ class Device:
         }
         return [
             *self._answered(),
+            *keeps,
             Log("trained", "", task.round, detail),
             Send(self._channel("update"), update, ANSWER),
         ]
@@ -274,6 +290,8 @@ class Device:
 
     def _receipt(self, receipt: Receipt) -> list[Action]:
         task = self.state.task
+        if receipt.kind == "train" and receipt.accepted:  # a refusal is left for the next task to confirm
+            feedback.settle(self.state.feedback, receipt.round, True)
         if (
             task is None
             or self.state.phase != "answered"

@@ -1,7 +1,8 @@
 """The gate: what an update must be before it counts, at gateways and at the cloud alike.
 
 Refused by name: another round, somebody not asked, another base, wrong roles or shapes, numbers that are not
-finite, no samples, and a step far longer than what the others take.
+finite, another encoding, no samples, and a step far longer than what the others take. An encoded update is
+decoded on top of the base that is here; every check is of the numbers that come out.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import median
 
+from fedbac_edge.encodings import decode
 from fedbac_edge.federation import Federation
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import PartError, Schema, distance, is_finite, unpack
+from fedbac_edge.parts import PartError, Schema, distance, unpack
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.gateway_state import GatewayState
 from fedbac_edge.protocol.messages import (
@@ -63,7 +65,7 @@ def admit_device_update(
     check_score(update.previous)
     check_base(update.base, task.parts)
     base = {role: blobs[ref.hash] for role, ref in task.parts.items()}
-    return check_parts(update.parts, base, schema(federation), state.norms, federation.deadlines.norm_gate)
+    return check_parts(update.parts, update.encoding, base, federation, state.norms)
 
 
 def admit_device_scores(state: GatewayState, device: str, scores: DeviceScores) -> None:
@@ -98,7 +100,7 @@ def admit_site_update(
     if not 0 < update.samples <= update.data:
         raise Refused(f"{update.samples} samples of {update.data}")
     held = {role: blobs[ref.hash] for role, ref in base.items()}
-    return check_parts(update.parts, held, schema(federation), state.norms, federation.deadlines.norm_gate)
+    return check_parts(update.parts, update.encoding, held, federation, state.norms)
 
 
 def admit_site_scores(state: CloudState, gateway: str, scores: GatewayScores, clusters: int) -> None:
@@ -133,30 +135,34 @@ def check_base(base: Mapping[str, str], task: Parts) -> None:
 
 def check_parts(
     parts: Mapping[str, bytes],
+    encoding: str,
     base: Mapping[str, bytes],
-    schema: Schema,
+    federation: Federation,
     norms: Sequence[float],
-    use_norms: bool,
 ) -> float:
-    """Roles, schema, finiteness and length of the step; returns the step's norm over all roles.
+    """Encoding, roles, schema, finiteness and length of the step; returns its norm over all roles.
 
-    `parts` and `base` are role -> canonical bytes; `norms` are those of the updates accepted before.
+    `parts` is role -> bytes in `encoding`, `base` role -> canonical bytes; `norms` are those of the updates
+    accepted before.
     """
+    if encoding != federation.wire.encoding:
+        raise Refused(
+            f"the update is encoded as {encoding:.40}, this federation uses {federation.wire.encoding}"
+        )
     if set(parts) != set(base):
         raise Refused(
             f"expected the roles {', '.join(sorted(base))}, found {', '.join(sorted(parts)) or 'none'}"
         )
-    squares = 0.0
+    squares, described = 0.0, schema(federation)
     for role in sorted(parts):
+        start = unpack(base[role], described)
         try:
-            part = unpack(parts[role], schema)
+            part = decode(federation.wire.encoding, parts[role], start, described)
         except PartError as error:
             raise Refused(f"{role}: {error}") from error
-        if not is_finite(part):
-            raise Refused(f"{role}: holds a number that is not finite")
-        squares += distance(part, unpack(base[role], schema)) ** 2
+        squares += distance(part, start) ** 2
     norm = float(squares**0.5)
-    if use_norms and len(norms) >= NORM_MINIMUM and norm > NORM_FACTOR * median(norms):
+    if federation.deadlines.norm_gate and len(norms) >= NORM_MINIMUM and norm > NORM_FACTOR * median(norms):
         raise Refused(
             f"a step of length {norm:.3g}, over {NORM_FACTOR:g} times the median of {median(norms):.3g}"
         )

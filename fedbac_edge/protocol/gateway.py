@@ -15,8 +15,8 @@ from typing import Any
 
 from fedbac_edge import __version__
 from fedbac_edge.federation import Federation
-from fedbac_edge.parts import digest
-from fedbac_edge.protocol import averaging, gate, roster, selection
+from fedbac_edge.parts import PartError, digest
+from fedbac_edge.protocol import averaging, feedback, gate, roster, selection
 from fedbac_edge.protocol.deadlines import share
 from fedbac_edge.protocol.engine import (
     Action,
@@ -58,6 +58,7 @@ from fedbac_edge.protocol.messages import (
     Traffic,
     TrainTask,
 )
+from fedbac_edge.robust import unsupported
 
 REPORT = "report"
 
@@ -82,8 +83,9 @@ class Gateway:
         return {ref.hash: ref for ref in _parts(self.state.task) if ref.hash not in self.blobs}
 
     def kept(self) -> Set[str]:
-        """Base parts and accepted updates, until the cloud's receipt."""
+        """Base parts, accepted updates until the cloud's receipt, what an encoding could not express."""
         hashes = {hash for answer in self.state.answers.values() for hash in answer.parts.values()}
+        hashes |= feedback.kept(self.state.feedback)
         if self.state.phase == "scoring":
             hashes |= set(self.state.averaged.values())
         task, federation = self.state.task, self.state.federation
@@ -199,6 +201,8 @@ class Gateway:
         state.answers, state.scores, state.refused = {}, {}, {}
         state.received = state.sent = 0
         state.timers = {"deadline": now + task.deadline_s}
+        if isinstance(task, GatewayTask):
+            feedback.begin(state.feedback, task.parts, task.counted)
         begun: list[Action] = [*dropped, Settle(REPORT), self._taken(task), Log("task", kind, task.round)]
         if isinstance(task, GatewayTask) or self._federation().evaluation == "test":
             state.phase = "fetching"
@@ -237,6 +241,7 @@ class Gateway:
                     previous=task.previous,
                     training=task.training,
                     deadline_s=share(remaining),
+                    counted=state.last_update.get(device, 0),
                 ),
                 _task_key(device),
             )
@@ -283,6 +288,7 @@ class Gateway:
             sent=size,
         )
         state.counted, state.answered = {**state.counted, device: _counted("train", update)}, now
+        state.last_update = {**state.last_update, device: update.round}
         state.received += update.received
         state.waiting = tuple(name for name in state.waiting if name != device)
         detail = {
@@ -331,27 +337,37 @@ class Gateway:
             return []
         late: list[Action] = [Settle(_task_key(device)) for device in state.waiting]
         silent: list[Action] = [Log("silent", device, task.round) for device in state.waiting]
-        federation = self._federation()
-        if federation.evaluation == "test" and len(state.answers) >= max(1, federation.deadlines.min_updates):
+        if self._federation().evaluation == "test" and not self._void():
             state.phase = "scoring"
             return [*late, *silent, *self._score_again()]
         return [*late, *silent, *self._report_update(now, None)]
 
     def _averages(self) -> dict[str, bytes]:
-        """Role -> canonical bytes of the average by samples."""
+        """Role -> canonical bytes of the average, by the federation's rule."""
         task, state = self.state.task, self.state
         assert isinstance(task, GatewayTask)
-        return averaging.edge_averages(
-            state.answers, list(task.parts), self.blobs, gate.schema(self._federation())
-        )
+        return averaging.edge_averages(state.answers, task.parts, self.blobs, self._federation())
+
+    def _void(self) -> str:
+        """Why the answers of this round make no average; "" when they do."""
+        state, federation = self.state, self._federation()
+        needed = max(1, federation.deadlines.min_updates)
+        if len(state.answers) < needed:
+            return f"{len(state.answers)} updates of {len(state.asked)} asked, {needed} needed"
+        return unsupported(federation.robust.edge_rule(), len(state.answers))
 
     def _report_update(self, now: float, own: Score | None) -> list[Action]:
         state, task, federation = self.state, self.state.task, self._federation()
         assert isinstance(task, GatewayTask)
-        void = ""
-        if len(state.answers) < max(1, federation.deadlines.min_updates):
-            needed = federation.deadlines.min_updates
-            void = f"{len(state.answers)} updates of {len(state.asked)} asked, {needed} needed"
+        void, parts, keeps = self._void(), dict[str, bytes](), list[Keep]()
+        encoding, schema = federation.wire.encoding, gate.schema(federation)
+        if not void:
+            try:
+                parts, keeps = feedback.encode_update(
+                    state.feedback, encoding, task.round, task.parts, self._averages(), self.blobs, schema
+                )
+            except PartError as error:
+                void = str(error)
         rewarded: list[Log] = []
         if own is not None:
             rewarded = selection.reward_own(self.name, state, task, own)
@@ -364,7 +380,8 @@ class Gateway:
         update = GatewayUpdate(
             instance=task.instance,
             round=task.round,
-            parts={} if void else self._averages(),
+            parts=parts,
+            encoding=encoding,
             samples=0 if void else samples,
             data=max(samples, known),  # a device's data may have grown since it said how much it has
             holdout=sum((answer.holdout for answer in state.answers.values()), NO_SCORE),
@@ -377,7 +394,8 @@ class Gateway:
             void=void,
         )
         state.phase, state.waiting, state.timers = "reported", (), {}
-        return [*rewarded, Log("closed", self.name, task.round, self._counts(update)), self._report(update)]
+        closed = Log("closed", self.name, task.round, self._counts(update))
+        return [*rewarded, *keeps, closed, self._report(update)]
 
     # --- evaluation ---
 
@@ -473,6 +491,8 @@ class Gateway:
 
     def _receipt(self, receipt: Receipt) -> list[Action]:
         state, task = self.state, self.state.task
+        if receipt.kind == "train" and receipt.accepted:  # a refusal is left for the next task to confirm
+            feedback.settle(state.feedback, receipt.round, True)
         if (
             task is None
             or state.phase != "reported"

@@ -8,6 +8,7 @@ import msgspec
 
 from fedbac_edge.bandits import thompson
 from fedbac_edge.federation import Federation
+from fedbac_edge.protocol.feedback import Feedback
 from fedbac_edge.protocol.messages import GatewayEvaluation, GatewayTask, Score, Spec
 
 Phase = Literal["idle", "fetching", "training", "scoring", "evaluating", "reported"]
@@ -50,6 +51,9 @@ class GatewayState(msgspec.Struct, kw_only=True):
     scores: dict[str, dict[int, Score]] = {}
     counted: dict[str, tuple[str, str, int]] = {}
     """Device -> (federation, kind, round) of its last answer that counted: said again, it gets a receipt."""
+    last_update: dict[str, int] = {}
+    """Device -> round of its last update that counted, which its next task tells it."""
+    feedback: Feedback = msgspec.field(default_factory=Feedback)
     refused: dict[str, str] = {}
     answered: float = 0.0
     """When the last update that counted came."""
