@@ -170,9 +170,9 @@ class Gateway:
         if not came and status.session < member.session:
             return []  # a late will of an earlier session; a birth with a lower number is a new store
         restarted = came and (not member.online or status.session != member.session)
-        member.online, member.session, member.seen = came, status.session, True
-        if came:
-            member.samples, member.holdout = status.samples, status.holdout
+        member.online, member.session = came, status.session
+        if came:  # a will alone tells nothing: a device that died before its first word is yet to be heard
+            member.seen, member.samples, member.holdout = True, status.samples, status.holdout
         again: list[Action] = (
             [Resend(_task_key(device))] if restarted and device in self.state.waiting else []
         )
