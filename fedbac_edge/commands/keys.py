@@ -44,7 +44,8 @@ _days = click.option("--days", type=click.IntRange(1, 3650), help="How long it i
     help="Name or IP address by which clients reach the broker.  [default: this machine's name]",
 )
 @click.option("--federation", "file", type=FILE, help="Issue for everybody on its roster, too.")
-def init(folder: Path, hosts: tuple[str, ...], file: Path | None) -> None:
+@click.option("--user", "others", multiple=True, help="Issue for this one, too: a gateway, or GATEWAY/DEVICE.")
+def init(folder: Path, hosts: tuple[str, ...], file: Path | None, others: tuple[str, ...]) -> None:
     """Make an authority, the broker's certificate, and those of the cloud and the observer.
 
     Whoever has the folder's ca.key can let anybody in: keep it where the certificates are made.
@@ -58,7 +59,7 @@ def init(folder: Path, hosts: tuple[str, ...], file: Path | None) -> None:
         from fedbac_edge import config
 
         roster = {} if file is None else config.load(file).gateways
-        users = access.users(roster)
+        users = access.users(roster, others)
         certificates.check_names(users)
         certificates.create_authority(folder, [*(hosts or [socket.gethostname()]), *LOCAL])
         for user in users:

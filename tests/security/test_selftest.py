@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from broker import certificates
 from fedbac_edge import selftest
+from fedbac_edge.cli import cli
+from fedbac_edge.commands import broker_checks, checks
 
 
 def test_all_is_well(orchard: Any, until: Callable[..., None], said: Callable[[], list[str]]) -> None:
@@ -68,3 +72,24 @@ def test_somebody_elses_certificate(
     orchard.start("gw1/cam", credentials_of="gw2/cam")
     wanted = {f"edge/gw1/device/cam/{leaf}" for leaf in ("status", "reply", "update")}
     until(lambda: all(any(topic in line for line in said()) for topic in wanted), "three sentences", 8)
+
+
+def test_the_doctor_hears_the_answer_of_a_gateway(orchard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And misses it where the access list denies it, beside a device that runs under the same user."""
+    monkeypatch.setattr(checks, "LIBRARIES", ())
+    monkeypatch.setattr(broker_checks, "ANSWER_S", 1.0)
+    pair = certificates.client_pair(orchard.keys, "gw1/cam")
+    command = ["doctor", "--as", "gw1/cam", "--federation", "orchard", "--state", str(orchard.keys)]
+    command += ["--broker", f"mqtts://127.0.0.1:{orchard.link.port}", "--ca", str(orchard.keys / "ca.pem")]
+    command += ["--cert", str(pair.certificate), "--key", str(pair.key)]
+    for user in ("gw1", "gw1/cam", "gw2", "gw2/cam", "cloud"):
+        orchard.start(user)
+    well = CliRunner().invoke(cli, command)
+    assert well.exit_code == 0, well.output
+    assert "gw1/cam may publish on its 3 topics and read what is sent to it" in well.output
+    rule = "topic read fedbac/v1/orchard/edge/gw1/device/cam/task\n"
+    orchard.rewrite_access_list(lambda text: text.replace(rule, "", 1))
+    ill = CliRunner().invoke(cli, command)
+    assert ill.exit_code == 1, ill.output
+    assert "does not let gw1/cam read fedbac/v1/orchard/edge/gw1/device/cam/task" in ill.output
+    assert orchard.tiers["gw1/cam"].connections == 2, "only the broker's restart was noticed"
