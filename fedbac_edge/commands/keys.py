@@ -44,7 +44,9 @@ _days = click.option("--days", type=click.IntRange(1, 3650), help="How long it i
     help="Name or IP address by which clients reach the broker.  [default: this machine's name]",
 )
 @click.option("--federation", "file", type=FILE, help="Issue for everybody on its roster, too.")
-@click.option("--user", "others", multiple=True, help="Issue for this one, too: a gateway, or GATEWAY/DEVICE.")
+@click.option(
+    "--user", "others", multiple=True, help="Issue for this one, too: a gateway, or GATEWAY/DEVICE."
+)
 def init(folder: Path, hosts: tuple[str, ...], file: Path | None, others: tuple[str, ...]) -> None:
     """Make an authority, the broker's certificate, and those of the cloud and the observer.
 
