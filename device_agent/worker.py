@@ -11,10 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 import msgspec
 
 from device_agent import pipe
+from device_agent.process import TrainerProcess
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.federation import Federation
 from fedbac_edge.protocol.engine import (
@@ -66,14 +63,6 @@ class _Task:
     done: Callable[[Event], None]
 
 
-@dataclass
-class _Process:
-    """A living training process and our end of its socket."""
-
-    process: subprocess.Popen[bytes]
-    connection: Connection
-
-
 class TrainingWorker:
     """A `fedbac_edge.runtime.Worker`. One thread of its own starts, feeds and ends the training process."""
 
@@ -89,7 +78,7 @@ class TrainingWorker:
         self._number = 0
         self._dropped = 0  # jobs up to this number are nobody's any more
         self._openings: deque[queue.SimpleQueue[pipe.Opened | pipe.NotOpened | str]] = deque()
-        self._process: _Process | None = None
+        self._process: TrainerProcess | None = None
         self._closing = self._ended = False
         # Of the thread alone:
         self._opened: pipe.Opened | pipe.NotOpened | None = None  # what this process said of the data
@@ -147,7 +136,7 @@ class TrainingWorker:
         with self._lock:
             self._closing, self._dropped, self._waiting = True, self._number, None
             if self._process is not None:
-                self._process.process.kill()
+                self._process.kill()
         self._wake()
         self._thread.join()
 
@@ -155,7 +144,7 @@ class TrainingWorker:
     def pid(self) -> int | None:
         """Of the training process, None while there is none."""
         with self._lock:
-            return None if self._process is None else self._process.process.pid
+            return None if self._process is None else self._process.pid
 
     def _wake(self) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):  # full: it will wake anyway
@@ -194,7 +183,7 @@ class TrainingWorker:
                 self._answer_openings(self._opened)
             if running is None and task is not None and self._process is not None:
                 self._rest_at = now + self._idle_s
-                pipe.send(self._process.connection, _do(task))
+                self._process.send(_do(task))
         except OSError as error:
             self._lost(f"the training process could not be used ({error})")
         if self._process is not None and not wanted and now >= self._rest_at:
@@ -204,7 +193,7 @@ class TrainingWorker:
         assert self._process is not None
         if self._kill_at is None:
             self._kill_at = now + CANCEL_S
-            pipe.send(self._process.connection, pipe.Cancel(number=running.number))
+            self._process.send(pipe.Cancel(number=running.number))
         elif now >= self._kill_at:
             self._end_process()
             with self._lock:
@@ -228,7 +217,7 @@ class TrainingWorker:
             try:
                 self._take(pipe.receive_answer(self._process.connection))
             except (EOFError, OSError):
-                self._lost(self._cause())
+                self._lost(self._process.cause())
             except msgspec.MsgspecError as error:
                 self._lost(f"the training process sent what is no answer ({error})")
 
@@ -272,62 +261,24 @@ class TrainingWorker:
         if task is not None:
             self._finish(task.number, None, reason)
 
-    def _cause(self) -> str:
-        """Why the process went, after its socket closed."""
-        assert self._process is not None
-        try:
-            code = self._process.process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            return "the training process closed its socket"
-        if code == -signal.SIGKILL:
-            return "the training process was killed (signal 9), most likely for lack of memory"
-        if code < 0:
-            return f"the training process died of signal {-code}"
-        return f"the training process ended by itself with exit code {code}"
-
     # --- the process ---
 
     def _begin_process(self) -> None:
         """Start a trainer and let it read the data. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        threads = str(self._order.federation.training.threads)
-        try:
-            # A session of its own: Ctrl-C in the terminal reaches the agent alone, which ends its trainer.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "device_agent.trainer", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": threads,
-                    "OPENBLAS_NUM_THREADS": threads,
-                    # The agent's own modules, and nothing that lies in the working directory by chance.
-                    "PYTHONSAFEPATH": "1",
-                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                },
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        process = TrainerProcess(self._order.federation.training.threads)
         with self._lock:
-            self._process = _Process(process, Connection(ours.detach()))
+            self._process = process
             if self._closing:
                 process.kill()
         self._rest_at = time.monotonic() + self._idle_s
-        pipe.send(self._process.connection, self._order)
+        process.send(self._order)
 
     def _end_process(self) -> None:
         """No trainer is left, whatever it was doing."""
         with self._lock:
             ending, self._process, self._opened = self._process, None, None
         if ending is not None:
-            ending.connection.close()
-            ending.process.kill()
-            ending.process.wait()
+            ending.end()
 
 
 def _hashes(job: Job) -> set[str]:
