@@ -33,6 +33,8 @@ class _Sending:
     total: int = 0
     handed_over: int = 0
     acknowledged: int = 0
+    transfer: str = ""
+    """Hash of the whole payload, once it was needed."""
 
 
 class Outgoing:
@@ -159,4 +161,5 @@ class Outgoing:
         whole = row.payload or b""
         if sending.total == 1:
             return row.topic, whole
-        return row.topic, chunks.cut(whole, hashlib.sha256(whole).hexdigest(), index, sending.limit)
+        sending.transfer = sending.transfer or hashlib.sha256(whole).hexdigest()
+        return row.topic, chunks.cut(whole, sending.transfer, index, sending.limit)

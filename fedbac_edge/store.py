@@ -353,6 +353,7 @@ def _connect(path: Path | None, read_only: bool, durable: bool) -> sqlite3.Conne
         connection = sqlite3.connect(path, isolation_level=None, timeout=10)
         if not durable:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA page_size = 16384")  # models: fewer, larger pages
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
     except (OSError, sqlite3.Error) as error:

@@ -343,9 +343,11 @@ class Gateway:
         return [*late, *silent, *self._report_update(now, None)]
 
     def _averages(self) -> dict[str, bytes]:
-        """Role -> canonical bytes of the average, by the federation's rule."""
+        """Role -> canonical bytes of the average, by the federation's rule; one that was scored is at hand."""
         task, state = self.state.task, self.state
         assert isinstance(task, GatewayTask)
+        if state.phase == "scoring" and state.averaged:
+            return {role: self.blobs[hash] for role, hash in state.averaged.items()}
         return averaging.edge_averages(state.answers, task.parts, self.blobs, self._federation())
 
     def _void(self) -> str:
@@ -470,6 +472,7 @@ class Gateway:
 
     def _score_again(self) -> list[Action]:
         """Score the edge-aggregated model on the gateway's own evaluation data."""
+        self.state.averaged = {}
         averages = self._averages()
         self.state.averaged = {role: digest(data) for role, data in averages.items()}
         keeps: list[Action] = [Keep(digest(data), data) for data in averages.values()]
