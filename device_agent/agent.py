@@ -10,7 +10,6 @@ import platform
 import threading
 from collections.abc import Iterator
 
-from broker import topics
 from broker.bus import Bus, Will
 from broker.mqtt import MqttBus
 from device_agent import identity, pipe
@@ -127,9 +126,7 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
 
             def open_bus(inbox: Inbox, will: Will) -> Bus:
                 client_id = f"fedbac:{federation}:{settings.edge}:{name}"
-                return _Bus(
-                    settings, client_id, inbox, will, topics.edge(federation, settings.edge, "status")
-                )
+                return _Bus(settings.broker, client_id, inbox, will, back_off=BACK_OFF_S)
 
             runtime = Runtime(
                 store,
@@ -147,16 +144,7 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
 
 
 class _Bus(MqttBus):
-    """A bus that goes on listening for the gateway, and says goodbye before a device has to be gone."""
-
-    def __init__(self, settings: Settings, client_id: str, inbox: Inbox, will: Will, presence: str) -> None:
-        super().__init__(settings.broker, client_id, inbox, will, back_off=BACK_OFF_S)
-        self._presence = presence
-
-    def unsubscribe(self, filter: str) -> None:
-        """The runtime's self-test lets go of the gateway's status, which the narrator still follows."""
-        if filter != self._presence:
-            super().unsubscribe(filter)
+    """A bus that says goodbye before a device has to be gone."""
 
     def close(self, timeout: float = GOODBYE_S) -> None:
         super().close(timeout)

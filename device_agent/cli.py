@@ -25,6 +25,7 @@ def main() -> None:
 
     \b
     fedbac-agent join --edge gw1 --data photos/
+    fedbac-agent serve --edge gw1
     fedbac-agent infer --model cluster-0.onnx picture.png
     """
 
@@ -43,43 +44,32 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
 
 def _option(*names: str, **attributes: Any) -> Callable[[F], F]:
     """An option with its FEDBAC_* variable, shown in the help."""
-    variable = "FEDBAC_" + names[0].removeprefix("--").upper()
+    variable = "FEDBAC_" + names[0].removeprefix("--").upper().replace("-", "_")
     return click.option(*names, envvar=variable, show_envvar=True, **attributes)
 
 
-@main.command(context_settings={"max_content_width": 110})
-@_option("--edge", metavar="NAME", help="The gateway that this device belongs to.")
-@_option(
+_BROKER = _option(
     "--broker",
     metavar="URL",
     default=settings.DEFAULT_BROKER,
     show_default=True,
     help="mqtt://[user[:password]@]host[:port], or mqtts:// for TLS.",
 )
-@_option(
-    "--data", metavar="PATH", help="Folder of pictures by class name, .npz with x and y, IDX, CIFAR, SVHN."
+_NAME = _option(
+    "--name", metavar="ID", help="This device's name; made once and kept in --state when not given."
 )
-@_option("--name", metavar="ID", help="This device's name; made once and kept in --state when not given.")
-@_option(
+_STATE = _option(
     "--state",
     metavar="DIR",
     help="Where identity and progress are kept. Default: /var/lib/fedbac/device for root, else "
     "~/.local/state/fedbac/device; with --name: .../devices/NAME.",
 )
-@_option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What to train on.",
-)
-@_option("--federation", metavar="NAME", help="Needed only when the broker holds more than one.")
-@_option("--ca", metavar="FILE", help="Authority that signed the broker's certificate (PEM, mqtts://).")
-@_option("--cert", metavar="FILE", help="This device's certificate (PEM).")
-@_option("--key", metavar="FILE", help="The key of --cert (PEM, not encrypted).")
-@_option("--resize", is_flag=True, help="Scale pictures of another size instead of refusing them.")
-@_option("--json", is_flag=True, help="One JSON object per line.")
-@click.option(
+_FEDERATION = _option("--federation", metavar="NAME", help="Needed only when the broker holds more than one.")
+_CA = _option("--ca", metavar="FILE", help="Authority that signed the broker's certificate (PEM, mqtts://).")
+_CERT = _option("--cert", metavar="FILE", help="This device's certificate (PEM).")
+_KEY = _option("--key", metavar="FILE", help="The key of --cert (PEM, not encrypted).")
+_JSON = _option("--json", is_flag=True, help="One JSON object per line.")
+_CONFIG = click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="FEDBAC_CONFIG",
@@ -88,6 +78,30 @@ def _option(*names: str, **attributes: Any) -> Callable[[F], F]:
     callback=_read_config,
     help=f"TOML file with these options' long names as keys. Default: {settings.DEFAULT_FILE}, if there.",
 )
+
+
+@main.command(context_settings={"max_content_width": 110})
+@_option("--edge", metavar="NAME", help="The gateway that this device belongs to.")
+@_BROKER
+@_option(
+    "--data", metavar="PATH", help="Folder of pictures by class name, .npz with x and y, IDX, CIFAR, SVHN."
+)
+@_NAME
+@_STATE
+@_option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="What to train on.",
+)
+@_FEDERATION
+@_CA
+@_CERT
+@_KEY
+@_option("--resize", is_flag=True, help="Scale pictures of another size instead of refusing them.")
+@_JSON
+@_CONFIG
 def join(config: Path | None, json: bool, **chosen: Any) -> None:
     """Join a federation at a gateway, train when asked, and stay until Ctrl-C or SIGTERM.
 
@@ -107,6 +121,47 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
     from device_agent import agent
 
     _run(lambda: agent.join(wanted, Voice(json)))
+
+
+@main.command(context_settings={"max_content_width": 110})
+@_option("--edge", metavar="NAME", help="The gateway whose releases this device serves.")
+@_BROKER
+@_NAME
+@_STATE
+@_FEDERATION
+@_option(
+    "--release-key",
+    metavar="FILE",
+    help="Public key that releases must be signed with: the .pub file of `fedbac init`, or the key in base64. "
+    "Without it, the key of the first release is trusted, and no other from then on.",
+)
+@_CA
+@_CERT
+@_KEY
+@_JSON
+@_CONFIG
+def serve(config: Path | None, json: bool, **chosen: Any) -> None:
+    """Answer with the site's newest release, beside `join` or without it, until Ctrl-C or SIGTERM.
+
+    Takes signed releases that are newer, pass their self-test here, and keeps the one before. Without a broker
+    it goes on with the last good one. Any MQTT 5 client may ask, at .../edge/NAME/device/ID/infer.
+
+    \b
+    fedbac-agent serve --edge gw1 --broker mqtt://gateway.local --release-key federation.release.pub
+    fedbac-agent infer photo.png
+
+    Exit code 0 when it was told to leave, 1 when it had to, 2 when it cannot serve like this.
+    """
+    try:
+        wanted = settings.checked_for_serving(**chosen)
+    except (settings.SettingsError, BadName, BadUrl) as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        from device_agent import serve as serving
+    except ImportError as error:
+        raise click.ClickException(f"{error.name} is missing: pip install 'fedbac-edge[infer]'") from error
+
+    _run(lambda: serving.serve(wanted, Voice(json)))
 
 
 def _run(what: Callable[[], None]) -> None:
@@ -133,4 +188,5 @@ def infer(arguments: tuple[str, ...]) -> None:
         from export.infer import infer as command
     except ImportError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'fedbac-edge[infer]'") from error
-    command.main(list(arguments), prog_name="fedbac-agent infer")
+    served = {"state": str(settings.default_state(None))}
+    command.main(list(arguments), prog_name="fedbac-agent infer", default_map=served)

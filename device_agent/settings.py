@@ -22,6 +22,7 @@ from broker.url import BrokerUrl
 from device_agent.data import MissingData
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.datasets.sources import KINDS
+from fedbac_edge.releases import keys
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,6 +53,7 @@ class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     cert: str | None = None
     key: str | None = None
     resize: bool | None = None
+    release_key: str | None = None
     json: bool | None = None
 
 
@@ -69,6 +71,18 @@ class Settings:
     resize: bool
 
 
+@dataclass(frozen=True)
+class ServeSettings:
+    """What `fedbac-agent serve` needs, checked as far as that goes without a broker."""
+
+    edge: str
+    broker: BrokerUrl
+    name: str | None
+    state: Path
+    federation: str | None
+    release_key: bytes | None
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """The settings in a file, paths made absolute. Raises SettingsError."""
     try:
@@ -84,6 +98,9 @@ def read_file(path: Path) -> dict[str, Any]:
     for key in _PATHS:
         if key in settings:
             settings[key] = str(path.resolve().parent / settings[key])
+    release_key = path.resolve().parent / settings.get("release_key", "")
+    if release_key.is_file():  # else it is the key itself
+        settings["release_key"] = str(release_key)
     return dict(settings)
 
 
@@ -115,17 +132,7 @@ def checked(
     resize: bool,
 ) -> Settings:
     """Settings that a device can join with. Raises SettingsError, BadName, BadUrl, DataError."""
-    if edge is None:
-        raise SettingsError(
-            "no gateway was given: which one does this device belong to? For example --edge gw1"
-        )
-    check_name(edge, "gateway")
-    if name is not None:
-        check_name(name, "device")
-    if federation is not None:
-        check_name(federation, "federation")
-    url = BrokerUrl.parse(broker, ca=ca or None, certificate=cert or None, key=key or None)
-    url.tls_context()  # reads the certificates: a wrong file is named now, not at the first connection
+    edge, url = _place(edge, name, federation, broker, ca, cert, key)
     if data is None or not data.strip():
         raise MissingData(edge)
     if not Path(data).exists():
@@ -140,3 +147,55 @@ def checked(
         federation=federation,
         resize=resize,
     )
+
+
+def checked_for_serving(
+    *,
+    edge: str | None,
+    broker: str,
+    name: str | None,
+    state: str | None,
+    federation: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    release_key: str | None,
+) -> ServeSettings:
+    """Settings that a device can serve with. Raises SettingsError, BadName, BadUrl."""
+    edge, url = _place(edge, name, federation, broker, ca, cert, key)
+    try:
+        trusted = keys.read_public(release_key) if release_key else None
+    except keys.KeyFileError as error:
+        raise SettingsError(f"--release-key: {error}") from error
+    return ServeSettings(
+        edge=edge,
+        broker=url,
+        name=name,
+        state=Path(state) if state else default_state(name),
+        federation=federation,
+        release_key=trusted,
+    )
+
+
+def _place(
+    edge: str | None,
+    name: str | None,
+    federation: str | None,
+    broker: str,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+) -> tuple[str, BrokerUrl]:
+    """The gateway and the broker. Raises SettingsError, BadName, BadUrl."""
+    if edge is None:
+        raise SettingsError(
+            "no gateway was given: which one does this device belong to? For example --edge gw1"
+        )
+    check_name(edge, "gateway")
+    if name is not None:
+        check_name(name, "device")
+    if federation is not None:
+        check_name(federation, "federation")
+    url = BrokerUrl.parse(broker, ca=ca or None, certificate=cert or None, key=key or None)
+    url.tls_context()  # reads the certificates: a wrong file is named now, not at the first connection
+    return edge, url

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from export.session import LARGEST_BATCH, InputError, ModelError, Prediction, Session, read_image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp", ".npy")
+SERVED = Path("serving") / "model.onnx"
+"""The model that `fedbac-agent serve` answers with, inside its state directory."""
 Named = tuple[str, npt.NDArray[np.uint8]]
 
 
@@ -23,10 +25,14 @@ Named = tuple[str, npt.NDArray[np.uint8]]
 @click.option(
     "--model",
     "model_path",
-    required=True,
     envvar="FEDBAC_MODEL",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The exported model (.onnx).",
+    help="The exported model (.onnx). Default: the one that `fedbac-agent serve` answers with.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    help="State directory of that `serve`, when it is not the default one.",
 )
 @click.option(
     "--watch",
@@ -37,7 +43,13 @@ Named = tuple[str, npt.NDArray[np.uint8]]
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per image and line.")
 @click.option("--fit", is_flag=True, help="Resize and convert images that do not fit, instead of refusing.")
 def infer(
-    paths: tuple[Path, ...], model_path: Path, watch: Path | None, top: int, as_json: bool, fit: bool
+    paths: tuple[Path, ...],
+    model_path: Path | None,
+    state: Path | None,
+    watch: Path | None,
+    top: int,
+    as_json: bool,
+    fit: bool,
 ) -> None:
     """Name what is in images: PATHS are image files, .npy arrays of raw pixels, or folders of them.
 
@@ -45,6 +57,11 @@ def infer(
     """
     if not paths and watch is None:
         raise click.UsageError("give image files or folders, or a directory to --watch")
+    if model_path is None:
+        if state is None or not (state / SERVED).is_file():
+            where = f"nothing is served from {state} yet" if state else "no state directory is known"
+            raise click.UsageError(f"give a --model ({where})")
+        model_path = state / SERVED
     try:
         session = Session(model_path)
     except ModelError as error:

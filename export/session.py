@@ -6,6 +6,7 @@ where it is, and no model that reaches outside its own file.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -190,19 +191,20 @@ def session_options() -> ort.SessionOptions:
     return options
 
 
-def read_image(path: str | Path, session: Session, *, fit: bool = False) -> Pixels:
-    """Pixels (height, width, channels) of an image file, checked against what the model takes.
+def read_image(source: str | Path | bytes, session: Session, *, fit: bool = False) -> Pixels:
+    """Pixels (height, width, channels) of an image file or its bytes, checked against what the model takes.
 
     The size is read from the file's head, before anything is decoded. `fit` converts the colours and resizes
     instead of refusing. Raises InputError for files that are no image or do not fit.
     """
     from PIL import Image, UnidentifiedImageError
 
+    path = "the image" if isinstance(source, bytes) else source
     channels, height, width = session.input_shape
     if channels not in (1, 3):
         raise InputError(f"image files have 1 or 3 channels, the model takes {channels}")
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise InputError(f"{path}: {image.width}x{image.height} pixels are more than is read here")
             colour = "L" if channels == 1 else "RGB"

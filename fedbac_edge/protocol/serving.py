@@ -4,7 +4,8 @@
                   |_ refused                                 |_ again later     |_ refused, the old one stays
 
 A model becomes the current one only after it was opened and passed its self-test on this device. The one
-before stays; a current model that stops working, or cannot be opened after a restart, gives way to it.
+before stays; a current model that stops working, or cannot be opened after a restart, gives way to it. Every
+trial's outcome counts, also when the next one has begun: at a start that of the current model comes first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from fedbac_edge.protocol.engine import (
     Send,
     Spoiled,
     Started,
-    StopWork,
     TimerFired,
     TrialJob,
     Tried,
@@ -182,7 +182,7 @@ class Serving:
             )
         self.state.pending = manifest
         self.state.attempts, self.state.spoiled, self.state.timers = 0, 0, {}
-        return [*self._pin(release.key), StopWork(), *self._go_on(), self._tell()]
+        return [*self._pin(release.key), *self._go_on(), self._tell()]
 
     def _read(self, release: Release) -> Manifest:
         """The manifest, when it is signed and meant for this device. Raises Refused."""
