@@ -27,7 +27,7 @@ class PartError(ValueError):
 
 def pack(part: Mapping[str, npt.NDArray[np.floating]]) -> bytes:
     """Canonical bytes of `part`: float32, tensors in name order; equal parts give equal bytes."""
-    return save({name: np.ascontiguousarray(part[name], dtype=np.float32) for name in sorted(part)})
+    return save({name: np.asarray(part[name], np.float32, order="C") for name in sorted(part)})
 
 
 def unpack(data: bytes, schema: Schema) -> Part:
