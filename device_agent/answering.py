@@ -1,7 +1,7 @@
 """Answers questions over MQTT: one thread, one model at a time, a bounded queue.
 
-The bus's thread only queues. The answering thread takes the live model once per question, so that an answer is
-one model's from its logits to its number, whatever is swapped meanwhile.
+The bus's thread only queues. The answering thread takes the live model once per question, so that an answer
+is one model's from its logits to its number, whatever is swapped meanwhile.
 """
 
 from __future__ import annotations

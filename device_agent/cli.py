@@ -132,8 +132,8 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
 @_option(
     "--release-key",
     metavar="FILE",
-    help="Public key that releases must be signed with: the .pub file of `fedbac init`, or the key in base64. "
-    "Without it, the key of the first release is trusted, and no other from then on.",
+    help="Public key that releases must be signed with: the .pub file of `fedbac init`, or the key in "
+    "base64. Without it, the key of the first release is trusted, and no other from then on.",
 )
 @_CA
 @_CERT
@@ -143,8 +143,8 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
 def serve(config: Path | None, json: bool, **chosen: Any) -> None:
     """Answer with the site's newest release, beside `join` or without it, until Ctrl-C or SIGTERM.
 
-    Takes signed releases that are newer, pass their self-test here, and keeps the one before. Without a broker
-    it goes on with the last good one. Any MQTT 5 client may ask, at .../edge/NAME/device/ID/infer.
+    Takes signed releases that are newer and pass their self-test here, and keeps the one before. Without a
+    broker it goes on with the last good one. Any MQTT 5 client may ask, at .../edge/NAME/device/ID/infer.
 
     \b
     fedbac-agent serve --edge gw1 --broker mqtt://gateway.local --release-key federation.release.pub

@@ -110,7 +110,8 @@ def _image(payload: bytes, session: Session) -> Pixels:
     batch = session.as_batch(pixels)
     if len(batch) != 1:
         raise InputError(f"one question is about one image, not about {len(batch)}")
-    return batch[0]
+    one: Pixels = batch[0]
+    return one
 
 
 def _array(payload: bytes) -> Pixels:

@@ -7,9 +7,7 @@ STATE/serving: the store with the current and the previous model, the pinned key
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -36,7 +34,7 @@ from fedbac_edge.store import LedgerLine, Store, StoreError
 
 BACK_OFF_S = 0.5
 SESSION_S = 30
-"""Seconds for which the broker keeps questions while the link is down; older ones are of no use to anybody."""
+"""Seconds for which the broker keeps questions while the link is down; older ones are of no use."""
 OPEN_QUESTIONS = 64
 """Deliveries that the broker may have open."""
 
@@ -114,7 +112,7 @@ def _serve(
 
     def open_bus(inbox: Inbox, will: Will) -> Bus:
         client = f"fedbac:{federation}:{settings.edge}:{name}:serve"
-        bus = _Bus(settings, client, _Sorting(inbox, questions, answerer), will)
+        bus = _Bus(settings, client, _Sorting(inbox, questions, answerer), answerer, will)
         bus.subscribe(questions)
         answerer.start(bus)
         return bus
@@ -133,16 +131,8 @@ def _serve(
     runtime = Runtime(store, node, open_bus, trials, observe=lambda node: observer(node, runtime.link))
     if node.machine.state.current is None:
         notify.notify("READY=1", "STATUS=waiting for a first release")
-    with leaving.stops(runtime), notify.watched([runtime.poke, answerer.poke]), _closing(answerer):
+    with leaving.stops(runtime), notify.watched([runtime.poke, answerer.poke]):
         runtime.run()
-
-
-@contextlib.contextmanager
-def _closing(answerer: Answerer) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        answerer.close()
 
 
 class _Sorting:
@@ -160,9 +150,12 @@ class _Sorting:
 
 
 class _Bus(MqttBus):
-    """A bus that says goodbye in less time than a device has to leave."""
+    """A bus that has what was asked answered, and says goodbye in less time than a device has to leave."""
 
-    def __init__(self, settings: ServeSettings, client: str, inbox: _Sorting, will: Will) -> None:
+    def __init__(
+        self, settings: ServeSettings, client: str, inbox: _Sorting, answerer: Answerer, will: Will
+    ) -> None:
+        self._answerer = answerer
         super().__init__(
             settings.broker,
             client,
@@ -174,6 +167,8 @@ class _Bus(MqttBus):
         )
 
     def close(self, timeout: float = GOODBYE_S) -> None:
+        """See Bus.close."""
+        self._answerer.close()
         super().close(timeout)
 
 

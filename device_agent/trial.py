@@ -54,7 +54,7 @@ class TrialWorker:
         """See Worker.cancel; does nothing, see the class."""
 
     def close(self) -> None:
-        """See Worker.close. A trial that hangs inside the runtime is left behind: it ends with the process."""
+        """See Worker.close. A trial that hangs inside the runtime ends with the process."""
         self._closed = True
         if self._thread is not None:
             self._thread.join(1.0)
