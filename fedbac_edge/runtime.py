@@ -210,10 +210,15 @@ class Runtime:
             selftest.plan_of(node.will().topic, node.subscriptions()),
             lambda topic, token: self._bus.publish(topic, b"", token=token),
             self._bus.subscribe,
-            self._bus.unsubscribe,
+            self._let_go,
             deny,
             selftest.ANSWER_S,
         )
+
+    def _let_go(self, filter: str) -> None:
+        """The self-test no longer listens there; the node may."""
+        if filter not in self._node.subscriptions():
+            self._bus.unsubscribe(filter)
 
     def _say_goodbye(self) -> None:
         if self.link == "connected":
