@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+class Died(Exception):
+    """The process is gone from one instruction to the next, as by kill -9; the message says where."""
+
+
 @dataclass(frozen=True)
 class Faults:
     """Probabilities per packet or job, and times in virtual seconds.

@@ -6,7 +6,7 @@ A process keeps its store when it crashes and loses everything else, as on a rea
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from broker.memory import MemoryBroker
 from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
 from fedbac_edge.node import Node
 from fedbac_edge.protocol.engine import AnyJob, Event, Job
-from fedbac_edge.simulation.faults import NONE, Faults
+from fedbac_edge.simulation.faults import NONE, Died, Faults
 from fedbac_edge.store import Store
 
 LATENCY_S = 0.01
@@ -45,6 +45,10 @@ class Process:
     tick_at: float | None = None
     filters: list[str] = field(default_factory=list)
     """Asked for while the link was down."""
+    unreachable_until: float = 0.0
+    """No connection can be made before."""
+    deaths: list[str] = field(default_factory=list)
+    """Where its store made it die."""
 
 
 class World:
@@ -73,16 +77,26 @@ class World:
     def boot(self, process: Process) -> None:
         """Start (again): a new node over the same store, then the link."""
         process.life += 1
-        process.node = process.make(process.store)
         process.filters, process.tick_at = [], None
-        self._do(process, process.node.start(self.now))
-        self._connect_later(process)
+        try:
+            process.node = process.make(process.store)
+        except Died as death:
+            self._died(process, death)
+            return
+        if self._tell(process, lambda node: node.start(self.now)):
+            self._connect_later(process)
 
     def crash(self, name: str, restart_s: float | None = None) -> None:
         """kill -9: the node is gone, its will is published; it starts again later."""
         process = self.processes[name]
-        if process.node is None:
-            return
+        if process.node is not None:
+            self._end(process, restart_s)
+
+    def _died(self, process: Process, death: Died) -> None:
+        process.deaths.append(str(death))
+        self._end(process, None)
+
+    def _end(self, process: Process, restart_s: float | None) -> None:
         self._cut(process)
         process.node, process.job = None, 0
         process.life += 1
@@ -97,6 +111,13 @@ class World:
             if process.node is not None:
                 process.node.disconnected()
                 self._connect_later(process)
+
+    def partition(self, names: Iterable[str], seconds: float) -> None:
+        """Keep these processes from the broker for so long: a site whose uplink is down."""
+        for name in names:
+            process = self.processes[name]
+            process.unreachable_until = max(process.unreachable_until, self.now + seconds)
+            self.cut(name)
 
     def lose_broker_memory(self) -> None:
         """The broker restarts empty: everybody reconnects to a broker that knows nobody."""
@@ -128,6 +149,9 @@ class World:
         def connect() -> None:
             if process.life != life or process.connected or process.node is None:
                 return
+            if process.unreachable_until > self.now:
+                self.at(process.unreachable_until, connect)
+                return
             process.link += 1
             process.connected = True
             link = process.link
@@ -138,7 +162,7 @@ class World:
             process.filters = []
             if not present:
                 self._subscribe_all(process)
-            self._do(process, process.node.connected(present, self.maximum_packet, self.now))
+            self._tell(process, lambda node: node.connected(present, self.maximum_packet, self.now))
 
         self.at(self.now + LATENCY_S + wait, connect)
 
@@ -167,9 +191,13 @@ class World:
         if self._happens(self.faults.cut):
             self.cut(process.name)
             return
-        effects = process.node.delivered(delivery.topic, delivery.payload, self.now)
-        self.broker.acknowledge(process.name, delivery.ticket)
-        self._do(process, effects)
+
+        def take(node: Node) -> list[Effect]:
+            effects = node.delivered(delivery.topic, delivery.payload, self.now)
+            self.broker.acknowledge(process.name, delivery.ticket)
+            return effects
+
+        self._tell(process, take)
 
     def _up(self, process: Process, packet: Publish) -> None:
         """Client to broker, and the broker's acknowledgement back."""
@@ -189,7 +217,7 @@ class World:
 
         def acknowledged() -> None:
             if process.life == life and process.node is not None:
-                self._do(process, process.node.published(packet.token))
+                self._tell(process, lambda node: node.published(packet.token))
 
         self.at(self.now + self._travel(), arrive)
 
@@ -199,6 +227,17 @@ class World:
             self._up(process, packet)
 
     # --- effects ---
+
+    def _tell(self, process: Process, what: Callable[[Node], list[Effect]]) -> bool:
+        """Let the process handle something and do what it asks for; False when it died of it."""
+        assert process.node is not None
+        try:
+            effects = what(process.node)
+        except Died as death:
+            self._died(process, death)
+            return False
+        self._do(process, effects)
+        return True
 
     def _do(self, process: Process, effects: list[Effect]) -> None:
         for effect in effects:
@@ -230,7 +269,7 @@ class World:
         def finished() -> None:
             if process.job == number and process.life == life and process.node is not None:
                 event = outcome() if callable(outcome) else outcome
-                self._do(process, process.node.finished(event, self.now))
+                self._tell(process, lambda node: node.finished(event, self.now))
 
         self.at(self.now + seconds, finished)
 
@@ -247,7 +286,7 @@ class World:
         def tick() -> None:
             if process.life == life and process.node is not None and process.tick_at == due:
                 process.tick_at = None
-                self._do(process, process.node.tick(self.now))
+                self._tell(process, lambda node: node.tick(self.now))
 
         self.at(due, tick)
 

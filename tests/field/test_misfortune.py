@@ -1,0 +1,78 @@
+"""A small share of the campaigns of `tests/soak`: seeded misfortunes, and deaths at write points."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker import wire
+from fedbac_edge import tiers
+from fedbac_edge.protocol.messages import DeviceStatus
+from fedbac_edge.simulation import trials
+from fedbac_edge.simulation.dying_store import DyingStore
+from fedbac_edge.simulation.faults import Died
+from fedbac_edge.simulation.world import World
+from fedbac_edge.store import Store
+
+SMALL: trials.Shape = (1, 1, 2, "int8")
+POINTS_APART = 17
+"""Of the write points, so many are left out between two that are tried here; every one is in `make soak`."""
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_seed_of_misfortunes(seed: int) -> None:
+    outcome = trials.run(seed)
+    assert not outcome.wrong, f"python -m fedbac_edge.simulation.trials {seed}: {outcome.wrong}"
+
+
+@pytest.mark.parametrize("role", ["cloud", "gw1", "d11"])
+def test_a_death_at_a_write_point(role: str) -> None:
+    points = trials.undisturbed(SMALL)[2][role]
+    assert points > 100
+    for point in range(1, points + 1, POINTS_APART):
+        outcome = trials.die_at(SMALL, role, [point])
+        assert not outcome.wrong, outcome
+        assert outcome.deaths == 1, outcome
+
+
+def test_dying_over_and_over() -> None:
+    """Thirty deaths of one process in a row, some of them while it comes back from another."""
+    for role in ("cloud", "gw1", "d11"):
+        outcome = trials.die_at(SMALL, role, range(2, 152, 5))
+        assert not outcome.wrong, outcome
+        assert outcome.deaths > 20, outcome
+
+
+def test_a_store_dies_where_it_is_told_to_and_keeps_what_was_committed() -> None:
+    for deaths, kept in ((1, None), (2, None), (3, b"1")):
+        store = DyingStore(deaths=frozenset({deaths}))
+        with pytest.raises(Died), store.transaction():
+            store.write("key", b"1")
+        assert store.read("key") == kept
+        assert store.points == ["write", "before commit", "after commit"][:deaths]
+
+
+def test_a_trial_notices_what_it_is_there_for() -> None:
+    """A campaign that could not fail would prove nothing: lost and doubled counts are told."""
+    trial = trials.Trial(trials.federation_of(SMALL), World())
+    trial.add_all(lambda name: Store(None))
+    assert trial.finish()
+    assert trial.miscounts() == []
+    store = trial.world.processes["gw1"].store
+    store.log(0.0, 1, "accepted", "d11", {})
+    store.log(0.0, 2, "accepted", "d11", {})
+    store.log(0.0, 3, "accepted", "d11", {})
+    assert len(trial.miscounts()) == 3
+
+
+def test_a_device_that_died_before_its_first_word_is_waited_for() -> None:
+    """Its will is all that the gateway has: the roster is not complete, and nobody takes it for empty."""
+    store = Store(None)
+    node = tiers.gateway("trial", "gw1", store)
+    node.start(0.0)
+    will = DeviceStatus(state="offline", session=1, samples=100, labelled=100, holdout=10)
+    node.delivered("fedbac/v1/trial/edge/gw1/device/d11/status", wire.encode(will), 1.0)
+    assert not node.machine.state.members["d11"].seen
+    birth = DeviceStatus(state="online", session=1, samples=100, labelled=100, holdout=10)
+    node.delivered("fedbac/v1/trial/edge/gw1/device/d11/status", wire.encode(birth), 2.0)
+    assert node.machine.state.members["d11"].seen
+    assert node.machine.state.members["d11"].samples == 100
