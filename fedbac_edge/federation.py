@@ -7,6 +7,7 @@ it names one (see docs/methods.md); a value out of range is refused with the tab
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Literal
 
 import msgspec
@@ -63,6 +64,8 @@ class TrainingTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True
     learning_rate: Positive = 0.01
     learning_rate_decay: Fraction = 0.995
     """Per round, constant inside a round: rate * decay^(t-1)."""
+    learning_rate_floor: NonNegative = 1e-4
+    """What it never decays below (unless it starts there): a fleet goes on learning after its T rounds."""
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     weight_decay: NonNegative = 5e-4
     clip_norm: Positive = 1.0
@@ -175,5 +178,7 @@ class Federation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.method.clusters or max(1, len(self.gateways))
 
     def learning_rate(self, round: int) -> float:
-        """rate * decay^(t-1), the only place where it decays."""
-        return self.training.learning_rate * self.training.learning_rate_decay ** (round - 1)
+        """rate * decay^(t-1), above its floor; the only place where it decays."""
+        training = self.training
+        decayed = training.learning_rate * training.learning_rate_decay ** (round - 1)
+        return max(decayed, min(training.learning_rate_floor, training.learning_rate), sys.float_info.min)

@@ -43,13 +43,15 @@ from fedbac_edge.protocol.engine import (
     Withdraw,
     Work,
 )
-from fedbac_edge.restraint import Restraint
+from fedbac_edge.restraint import RESTRAINED, Restraint
 from fedbac_edge.store import Store
 
 AWAY_MOST_S = 60.0
 """Wall time counted for the pause before a restart: small devices have no real-time clock."""
 HELLO_S = 60.0
 """The status is published again so often: whoever missed it learns it."""
+LEDGER_ROUNDS = 1000
+"""Rounds that the ledger goes back, unless another number is wanted."""
 
 
 class Node:
@@ -62,8 +64,12 @@ class Node:
         federation: str,
         listens: Mapping[str, tuple[type[messages.Message], ...]],
         wall: Callable[[], float] = time.time,
+        ledger_rounds: int = LEDGER_ROUNDS,
     ) -> None:
-        """`listens` maps the topic filters of this tier to the message types that may come there."""
+        """`listens` maps the topic filters of this tier to the message types that may come there.
+
+        The ledger keeps the last `ledger_rounds` rounds; 0: all.
+        """
         self.machine, self.store, self.federation = machine, store, federation
         self._listens = dict(listens)
         self._wall = wall
@@ -77,6 +83,8 @@ class Node:
         """The machine's clock is monotonic + offset, and goes on after a restart."""
         self._latest = 0.0
         self._kept: frozenset[str] = frozenset()
+        self._ledger_rounds = ledger_rounds
+        self._logged_round = 0
 
     # --- time ---
 
@@ -276,6 +284,9 @@ class Node:
         if omitted is not None:
             more = {"omitted before": omitted} if omitted else {}
             self.store.log(self._wall(), round, kind, subject, {**detail, **more})
+            if round > self._logged_round and self._ledger_rounds and kind not in RESTRAINED:
+                self._logged_round = round
+                self.store.collect_ledger(round - self._ledger_rounds + 1, RESTRAINED)
 
     # --- outgoing ---
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -319,6 +319,21 @@ class Store:
             (after, kind, round),
         )
         return [LedgerLine(i, w, r, k, s, json.loads(d)) for i, w, r, k, s, d in rows]
+
+    def collect_ledger(self, before: int, beside: Iterable[str] = ()) -> int:
+        """Delete all lines from before the first one of round `before`; how many went.
+
+        Lines of the kinds `beside` do not tell where a round begins: strangers choose their round.
+        """
+        kinds = tuple(beside)
+        marks = ", ".join("?" for _ in kinds)
+        first = self._connection.execute(
+            f"SELECT id FROM ledger WHERE round >= ? AND kind NOT IN ({marks}) ORDER BY id LIMIT 1",
+            (before, *kinds),
+        ).fetchone()
+        if first is None:
+            return 0
+        return self._connection.execute("DELETE FROM ledger WHERE id < ?", first).rowcount
 
     def _migrate(self, path: Path | None, read_only: bool) -> None:
         version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]

@@ -13,7 +13,7 @@ import msgspec
 
 from broker import topics
 from fedbac_edge.federation import Federation
-from fedbac_edge.node import Node
+from fedbac_edge.node import LEDGER_ROUNDS, Node
 from fedbac_edge.protocol import messages
 from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.cloud_state import CloudState
@@ -33,10 +33,14 @@ def cloud(
     store: Store,
     wall: Callable[[], float] = time.time,
     signer: Signer | None = None,
+    *,
+    continuing: bool = False,
+    ledger_rounds: int = LEDGER_ROUNDS,
 ) -> Node:
     """The cloud of `federation`. `instance` (8 hex digits) names it when the store is new.
 
-    With a `signer` it makes releases, for which it needs a worker that builds them.
+    With a `signer` it makes releases, for which it needs a worker that builds them. `continuing`: after the
+    last round of a campaign the next campaign begins. The ledger keeps `ledger_rounds` rounds; 0: all.
 
     Raises StoreError when the store belongs to a federation with other settings.
     """
@@ -52,7 +56,7 @@ def cloud(
     state = _state(store, CloudState) or CloudState(instance=instance)
     if signer is not None and not state.founded:
         state.founded = int(wall())
-    machine = Cloud(federation, store.blobs, state, signer)
+    machine = Cloud(federation, store.blobs, state, signer, continuing)
     name = federation.name
     listens: dict[str, tuple[type[messages.Message], ...]] = {
         topics.edge_filter(name, "status"): (messages.GatewayStatus,),
@@ -60,10 +64,17 @@ def cloud(
         topics.edge_filter(name, "update"): (messages.GatewayUpdate, messages.GatewayScores),
         topics.cloud_order(name): (messages.Order,),
     }
-    return Node(machine, store, name, listens, wall)
+    return Node(machine, store, name, listens, wall, ledger_rounds)
 
 
-def gateway(federation: str, name: str, store: Store, wall: Callable[[], float] = time.time) -> Node:
+def gateway(
+    federation: str,
+    name: str,
+    store: Store,
+    wall: Callable[[], float] = time.time,
+    *,
+    ledger_rounds: int = LEDGER_ROUNDS,
+) -> Node:
     """The gateway `name`; what the federation is, it learns from the bus."""
     listens: dict[str, tuple[type[messages.Message], ...]] = {
         topics.spec(federation): (messages.Spec,),
@@ -73,7 +84,8 @@ def gateway(federation: str, name: str, store: Store, wall: Callable[[], float] 
         topics.device_filter(federation, name, "reply"): (messages.TaskReply,),
         topics.device_filter(federation, name, "update"): (messages.DeviceUpdate, messages.DeviceScores),
     }
-    return Node(Gateway(name, store.blobs, _state(store, GatewayState)), store, federation, listens, wall)
+    machine = Gateway(name, store.blobs, _state(store, GatewayState))
+    return Node(machine, store, federation, listens, wall, ledger_rounds)
 
 
 def device(

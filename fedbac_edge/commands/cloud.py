@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from fedbac_edge.commands.failures import Failed, explained
-from fedbac_edge.commands.options import FILE, address, broker_options, json_option, say_warnings
+from fedbac_edge.commands.options import (
+    FILE,
+    address,
+    broker_options,
+    json_option,
+    ledger_option,
+    say_warnings,
+)
 
 if TYPE_CHECKING:
     from fedbac_edge.commands.views import View
@@ -33,6 +40,10 @@ def cloud() -> None:
 @click.option("--federation", "file", type=FILE, default=Path("federation.toml"), show_default=True)
 @broker_options
 @click.option("--state", type=FILE, help="Where the cloud remembers.  [default: runs/<federation>]")
+@click.option(
+    "--continue", "continuing", is_flag=True, help="After the last round begin another campaign, on and on."
+)
+@ledger_option
 @json_option("One JSON object per line and round.")
 def run(
     file: Path,
@@ -41,9 +52,11 @@ def run(
     cert: Path | None,
     key: Path | None,
     state: Path | None,
+    continuing: bool,
+    ledger_rounds: int,
     as_json: bool,
 ) -> None:
-    """Hold the rounds of a federation; ends when the last one is evaluated.
+    """Hold the rounds of a federation; ends when the last one is evaluated, or never with --continue.
 
     Stopped or killed at any point, the same command goes on from there.
 
@@ -66,7 +79,14 @@ def run(
         with opened_store(directory, "cloud") as store:
             missing = worker.missing()
             signer = None if missing else open_key(file, federation, directory, make=True)
-            node = tiers.cloud(federation, secrets.token_hex(4), store, signer=signer)
+            node = tiers.cloud(
+                federation,
+                secrets.token_hex(4),
+                store,
+                signer=signer,
+                continuing=continuing,
+                ledger_rounds=ledger_rounds,
+            )
             with showing(federation.rounds, as_json) as view:
                 follow = Follow(view, node, federation, lambda: runtime.link)
                 notes = ReleaseNotes(view, node)
@@ -94,8 +114,9 @@ def run(
                 with stopping_on_signals(runtime.stop):
                     runtime.run()
                 if not is_finished(node):
+                    reached: CloudState = node.machine.state
                     raise Failed(
-                        f"stopped in round {node.machine.state.round} of {federation.rounds}; "
+                        f"stopped in round {reached.round} of {federation.rounds * reached.campaign}; "
                         "the same command goes on from there"
                     )
                 view.note(f"finished: {federation.rounds} rounds; next: fedbac export --state {directory}")

@@ -41,6 +41,7 @@ ABOUT: dict[str, str] = {
     "training.batch_size": "Samples in an optimiser step.",
     "training.learning_rate": "In the first round.",
     "training.learning_rate_decay": "Factor from one round to the next.",
+    "training.learning_rate_floor": "It never falls below this, unless it starts there.",
     "training.momentum": "Of SGD; starts at zero in every round.",
     "training.weight_decay": "On all networks.",
     "training.clip_norm": "Largest length of the gradient over all networks together.",

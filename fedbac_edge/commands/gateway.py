@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedbac_edge.commands.failures import explained
-from fedbac_edge.commands.options import FILE, address, broker_options, say_warnings
+from fedbac_edge.commands.options import FILE, address, broker_options, ledger_option, say_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,7 @@ def gateway() -> None:
 @broker_options
 @click.option("--federation", help="Its name.  [default: the one that the broker knows]")
 @click.option("--state", type=FILE, help="Where the gateway remembers.  [default: runs/<federation>]")
+@ledger_option
 def run(
     name: str,
     broker: str,
@@ -41,6 +42,7 @@ def run(
     key: Path | None,
     federation: str | None,
     state: Path | None,
+    ledger_rounds: int,
 ) -> None:
     """Serve the devices of the site NAME: choose, collect, average. Stays until SIGTERM or Ctrl-C.
 
@@ -60,7 +62,7 @@ def run(
         found = check_name(federation, "federation") if federation else _discover(url)
         directory = state or Path("runs") / found
         with opened_store(directory, f"gateway-{name}") as store:
-            node = tiers.gateway(found, name, store)
+            node = tiers.gateway(found, name, store, ledger_rounds=ledger_rounds)
             runtime = Runtime(
                 store,
                 node,

@@ -43,6 +43,18 @@ def json_option(help: str) -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
+def ledger_option(function: F) -> F:
+    """--ledger-rounds."""
+    option = click.option(
+        "--ledger-rounds",
+        type=click.IntRange(min=0),
+        default=1000,
+        show_default=True,
+        help="Rounds that the ledger goes back; 0: all.",
+    )
+    return option(function)
+
+
 def address(broker: str, ca: Path | None, cert: Path | None, key: Path | None) -> BrokerUrl:
     """The broker's address from the shared options; raises BadUrl."""
     from broker.url import BrokerUrl

@@ -3,6 +3,7 @@
     gathering --all ready | time--> training --all reported | deadline--> training ...
                                        | every tau_re rounds: evaluating --> sweep --> training
                                        | after the last round: evaluating --> finished
+    finished --continuing--> training ... (another campaign of T rounds; rounds are counted on)
 
 Parts keep two generations: the newest, and the one before, which devices score again for the paired reward.
 """
@@ -69,8 +70,11 @@ class Cloud:
         blobs: Mapping[str, bytes],
         state: CloudState,
         signer: releasing.Signer | None = None,
+        continuing: bool = False,
     ) -> None:
+        """`continuing`: a campaign that is over is followed by another one, on and on."""
         self.federation, self.blobs, self.state, self.signer = federation, blobs, state, signer
+        self.continuing = continuing
         self.method = method(federation)
         model = federation.model
         self.model = architecture(model.architecture, model.input, len(model.classes))
@@ -97,7 +101,7 @@ class Cloud:
             state=state,
             session=self.state.session,
             round=self.state.round,
-            rounds=self.federation.rounds,
+            rounds=self._last_round(),
             last=self.state.last,
         )
         return Send(Channel("status"), message, retain=True)
@@ -111,7 +115,7 @@ class Cloud:
         match event:
             case Started():
                 self.state.session += 1
-                return self._found(now) if self.state.phase == "new" else self._release_again()
+                return self._found(now) if self.state.phase == "new" else self._go_on_after_restart(now)
             case Hello():
                 return [self.status(self.state.phase)]
             case Received(message=GatewayStatus() as status):
@@ -270,7 +274,7 @@ class Cloud:
             state.clustering = linucb.start(places, clusters, federation.assignment.arms)
         else:
             for gateway in fresh:
-                progress = state.round / federation.rounds
+                progress = self._round_in_campaign() / federation.rounds
                 state.clustering = linucb.join(state.clustering, gateway, places[gateway], progress)
         return [Log("assigned", gateway, state.round + 1, {"cluster": places[gateway]}) for gateway in fresh]
 
@@ -393,9 +397,9 @@ class Cloud:
         state.reports = {}
         federation = self.federation
         to_sweep = self.method.reassigns and linucb.due(
-            state.round, federation.rounds, federation.assignment.every
+            self._round_in_campaign(), federation.rounds, federation.assignment.every
         )
-        if to_sweep or state.round >= federation.rounds:
+        if to_sweep or state.round >= self._last_round():
             return [*closed, *self._evaluate(now)]
         return [*closed, *self._release(), *self._go_on(now)]
 
@@ -418,7 +422,7 @@ class Cloud:
     def _evaluate(self, now: float) -> list[Action]:
         """M * K forward passes at the sites: the loss of every cluster's served model."""
         state, federation = self.state, self.federation
-        last = state.round >= federation.rounds
+        last = state.round >= self._last_round()
         assignment = self.state.assignment
         online = federation.eligibility == "online"
         state.asked = tuple(
@@ -460,12 +464,14 @@ class Cloud:
     def _close_evaluation(self, now: float) -> list[Action]:
         state, federation = self.state, self.federation
         assert state.clustering is not None
-        last = state.round >= federation.rounds
+        last = state.round >= self._last_round()
         before, moved = state.assignment, dict[str, int]()
         actions: list[Action] = []
         if not last:
             evaluated = evaluations(state.scores, before, self.method.clusters)
-            clustering, decisions = sweep(federation, self.method, state.clustering, evaluated, state.round)
+            clustering, decisions = sweep(
+                federation, self.method, state.clustering, evaluated, self._round_in_campaign()
+            )
             moved.update({d.server: d.chosen for d in decisions if d.chosen != d.previous})
             actions = [
                 Log("sweep", d.server, state.round, decision_detail(d, evaluated.get(d.server)))
@@ -483,8 +489,32 @@ class Cloud:
                 Log("finished", "", state.round, self._hashes()),
                 *self._release(),
                 self.status("finished"),
+                *self._continue(now),
             ]
         return [*actions, *self._release(), *self._go_on(now)]
+
+    # --- campaigns ---
+
+    def _last_round(self) -> int:
+        """T in the first campaign; rounds are counted on in the next ones."""
+        return self.federation.rounds * self.state.campaign
+
+    def _round_in_campaign(self) -> int:
+        """t: 1 in the first round of every campaign, T in the last; 0 before the first one."""
+        return self.state.round - self.federation.rounds * (self.state.campaign - 1)
+
+    def _continue(self, now: float) -> list[Action]:
+        """A fleet has no last round: the next campaign goes on with parts, arms and posteriors."""
+        if not self.continuing:
+            return []
+        self.state.campaign += 1
+        return [Log("campaign", "", self.state.round, {"number": self.state.campaign}), *self._go_on(now)]
+
+    def _go_on_after_restart(self, now: float) -> list[Action]:
+        again = self._release_again()
+        return [*again, *self._continue(now)] if self.state.phase == "finished" else again
+
+    # --- releases ---
 
     def _release(self) -> list[Action]:
         if self.signer is None or not releasing.is_due(self.state, self.federation):

@@ -62,6 +62,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     session: int = 0
     phase: Phase = "new"
     round: int = 0
+    """Counted from 1 over all campaigns."""
+    campaign: int = 1
     parts: dict[str, PartRef] = {}
     previous: dict[str, PartRef] = {}
     """The generation before, by part name."""
