@@ -284,7 +284,7 @@ class Node:
         if omitted is not None:
             more = {"omitted before": omitted} if omitted else {}
             self.store.log(self._wall(), round, kind, subject, {**detail, **more})
-            if round > self._logged_round and self._ledger_rounds and kind not in RESTRAINED:
+            if round > self._logged_round and kind not in RESTRAINED and 0 < self._ledger_rounds < round:
                 self._logged_round = round
                 self.store.collect_ledger(round - self._ledger_rounds + 1, RESTRAINED)
 

@@ -628,8 +628,8 @@ def test_unreadable_payloads_cost_a_bounded_number_of_lines(station: Station) ->
 
 
 def test_a_flood_of_refusals_is_bounded_for_each_subject_alone(station: Station) -> None:
-    for round in range(100):
-        station.act(Log("refused", "d1", round), Log("accepted", "d1", round))
+    for _ in range(100):
+        station.act(Log("refused", "d1"), Log("accepted", "d1"))
     station.act(Log("refused", "d2"))
     assert [line.subject for line in station.ledger("refused")] == ["d1"] * LINES + ["d2"]
     assert len(station.ledger("accepted")) == 100
