@@ -1,0 +1,180 @@
+"""Questions over MQTT 5 in every form, from plain paho and from mosquitto_rr, and what is no question."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from broker import topics
+from device_agent import questions
+from export.session import InputError, Session
+
+if TYPE_CHECKING:
+    from tests.releases.conftest import Client, Command, Pixels
+
+
+@dataclass
+class Asked:
+    """A device that serves release 1."""
+
+    client: Client
+    session: Session
+    agent: Command
+    port: int
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory, make_place: Callable[..., Any]) -> Iterator[Asked]:
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(make_place(tmp_path_factory.mktemp("asking")))
+        agent = place.serve("dev-1", "--federation", "shop")
+        session = place.publisher.publish(1, 5)
+        agent.wait_for("answering with release 1")
+        yield Asked(place.client, session, agent, place.broker.port)
+
+
+def as_file(pixels: Pixels, kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0]).save(file, kind)
+    return file.getvalue()
+
+
+def as_npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+FORMS: dict[str, Callable[[Any], bytes]] = {
+    "raw": lambda pixels: bytes(pixels.tobytes()),
+    "png": lambda pixels: as_file(pixels, "PNG"),
+    "npy": as_npy,
+    "npy in Fortran's order": lambda pixels: as_npy(np.asfortranarray(pixels[:, :, 0])),
+    "npy with a batch of one": lambda pixels: as_npy(pixels[None]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_image_in_any_form(asked: Asked, image: Pixels, form: str) -> None:
+    answer = asked.client.answered("dev-1", FORMS[form](image))
+    (expected,) = asked.session.predict(image)
+    assert answer["label"] == expected.label
+    assert answer["index"] == expected.index
+    assert answer["probability"] == pytest.approx(expected.probability, abs=1e-5)
+    assert answer["logits"] == pytest.approx(expected.logits.tolist(), abs=1e-5)
+    assert answer["model"] == 1
+
+
+def test_a_jpeg(asked: Asked, image: Pixels) -> None:
+    """Lossy: what matters are the pixels that come out of it."""
+    data = as_file(image, "JPEG")
+    with Image.open(io.BytesIO(data)) as opened:
+        pixels = np.asarray(opened.convert("L"))
+    answer = asked.client.answered("dev-1", data)
+    assert answer["logits"] == pytest.approx(asked.session.logits(pixels)[0].tolist(), abs=1e-5)
+
+
+def test_messagepack_is_answered_in_messagepack(asked: Asked, image: Pixels) -> None:
+    correlation = asked.client.ask(
+        "dev-1", msgspec.msgpack.encode({"image": as_file(image, "PNG"), "top": 3})
+    )
+    message = asked.client.answers.get(timeout=20)
+    assert message.properties.CorrelationData == correlation
+    assert message.properties.ContentType == "application/msgpack"
+    answer = msgspec.msgpack.decode(message.payload)
+    expected = asked.session.predict(image)[0].top_k(3)
+    assert [each["label"] for each in answer["top"]] == [label for label, _ in expected]
+    shares = [share for _, share in expected]
+    assert [each["probability"] for each in answer["top"]] == pytest.approx(shares, abs=1e-5)
+
+
+def test_json_says_that_it_is_json(asked: Asked, image: Pixels) -> None:
+    asked.client.ask("dev-1", image.tobytes())
+    assert asked.client.answers.get(timeout=20).properties.ContentType == "application/json"
+
+
+MALFORMED: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "0 bytes are no PNG"),
+    "too short": (b"x" * 783, "783 bytes are no PNG"),
+    "text": (b"what is this?", "13 bytes are no PNG"),
+    "broken png": (b"\x89PNG\r\n\x1a\n" + b"\0" * 50, "not readable as an image"),
+    "other size": (b"", "the model takes 28x28 pixels, this has 32x30"),
+    "colour": (b"", "the model takes gray images"),
+    "float array": (as_npy(np.zeros((28, 28), np.float32)), "not float32"),
+    "objects": (b"\x93NUMPY\x01\x00" + b"\x10\x00" + b"{'descr': '|O'} ", "not readable as an .npy file"),
+    "two images": (as_npy(np.zeros((2, 28, 28), np.uint8)), "about one image, not about 2"),
+    "claims a terabyte": (
+        as_npy(np.zeros((28, 28), np.uint8)).replace(b"(28, 28)", b"(1048576, 1048576)"),
+        "bytes",
+    ),
+    "messagepack without an image": (msgspec.msgpack.encode({"picture": b"x"}), "not a question"),
+    "messagepack with a bad image": (msgspec.msgpack.encode({"image": b"x"}), "1 bytes are no PNG"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_question_gets_an_error(asked: Asked, image: Pixels, case: str) -> None:
+    payload, reason = MALFORMED[case]
+    if case == "other size":
+        payload = as_file(np.zeros((30, 32, 1), np.uint8), "PNG")
+    if case == "colour":
+        file = io.BytesIO()
+        Image.new("RGB", (28, 28)).save(file, "PNG")
+        payload = file.getvalue()
+    correlation = asked.client.ask("dev-1", payload)
+    message = asked.client.answers.get(timeout=20)
+    assert message.properties.CorrelationData == correlation
+    packed = message.properties.ContentType == "application/msgpack"
+    answer = (msgspec.msgpack if packed else msgspec.json).decode(message.payload)
+    assert reason in answer["error"]
+    assert answer["model"] == 1
+    assert asked.client.answered("dev-1", image.tobytes())["model"] == 1  # and it goes on
+
+
+def test_answers_have_the_quality_of_the_question(asked: Asked, image: Pixels) -> None:
+    for qos in (0, 1):
+        asked.client.ask("dev-1", image.tobytes(), qos=qos)
+        assert asked.client.answers.get(timeout=20).qos == qos
+
+
+def test_below_the_federations_root_only_answer_is_for_answers(asked: Asked, image: Pixels) -> None:
+    """A question must not make the device publish on a topic that means something."""
+    task = topics.device("shop", "gw1", "dev-2", "task")
+    asked.client.retained.pop(task, None)
+    asked.client.ask("dev-1", image.tobytes(), response_topic=task)
+    asked.client.ask("dev-1", image.tobytes(), response_topic="fedbac/v1/other/spec")
+    answer = asked.client.answered("dev-1", image.tobytes(), response_topic="fedbac/v1/shop/answer/gw1/me")
+    assert answer["model"] == 1
+    assert task not in asked.client.retained
+    asked.agent.wait_for("a question named the response topic")
+
+
+def test_any_mqtt_client_can_ask(asked: Asked, image: Pixels) -> None:
+    """Mosquitto's own request-response client, with a PNG file."""
+    program = shutil.which("mosquitto_rr")
+    if program is None:
+        pytest.skip("mosquitto_rr is not installed")
+    topic = topics.device("shop", "gw1", "dev-1", "infer")
+    command = [program, "-p", str(asked.port), "-V", "5", "-t", topic, "-e", "my/other", "-W", "20"]
+    picture = as_file(image, "PNG")
+    out = subprocess.run([*command, "-s"], input=picture, stdout=subprocess.PIPE, check=True, timeout=30)
+    asked.client.answers.get(timeout=20)  # my/# hears it, too
+    assert json.loads(out.stdout)["label"] == asked.session.predict(image)[0].label
+
+
+def test_an_array_is_not_allocated_before_its_size_is_known() -> None:
+    """The header of a terabyte costs nothing: refused by the length that is really there."""
+    payload = as_npy(np.zeros((28, 28), np.uint8)).replace(b"(28, 28)", b"(1048576, 1048576)")
+    with pytest.raises(InputError):
+        questions._array(payload)
