@@ -241,10 +241,12 @@ class Orchard:
         self.broker.start()
 
     def close(self) -> None:
-        for tier in self.tiers.values():
-            tier.stop()
-        self.link.close()
-        self.broker.stop()
+        try:
+            for tier in self.tiers.values():
+                tier.stop()
+        finally:
+            self.link.close()
+            self.broker.stop()
 
 
 @pytest.fixture
