@@ -343,7 +343,7 @@ class Gateway:
         return [*late, *silent, *self._report_update(now, None)]
 
     def _averages(self) -> dict[str, bytes]:
-        """Role -> canonical bytes of the average, by the federation's rule; one that was scored is at hand."""
+        """Role -> canonical bytes of the average, by the federation's rule; a scored one is at hand."""
         task, state = self.state.task, self.state
         assert isinstance(task, GatewayTask)
         if state.phase == "scoring" and state.averaged:
