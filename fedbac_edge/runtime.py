@@ -1,7 +1,8 @@
 """Runs one node in real time: a bus, a clock, a worker, one thread that owns the store.
 
-The thread takes one thing at a time from the inbox (what the bus says, what the worker finished, a request
-to stop), lets the node handle it, carries out the effects, and only then acknowledges a delivery.
+The thread takes what waits in the inbox (what the bus says, what the worker finished, a request to stop),
+lets the node handle it, carries out the effects, and only then acknowledges the deliveries. What waits
+together is stored together: one wait for the disk, however many devices upload at once.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ NOT_AUTHORIZED = "not authorized"
 """MQTT 5's name of reason 0x87, in lower case."""
 IDLE_S = 3600.0
 """The longest wait when no timer is due."""
+BATCH = 32
+"""Most events that are stored in one transaction; the bus hands out fewer deliveries than that at a time."""
 
 
 class Stopped(Exception):
@@ -124,19 +127,11 @@ class Runtime:
         while not self._settled():
             due = [when for when in (self._node.due(), self._test.due()) if when is not None]
             wait = max(0.0, min(due) - time.monotonic()) if due else IDLE_S
-            try:
-                event = self._inbox.get(timeout=min(wait, IDLE_S))
-            except queue.Empty:
+            events = self._waiting(min(wait, IDLE_S))
+            if events and self._take_all(events):
+                return
+            if not events or ((next_due := self._node.due()) is not None and next_due <= time.monotonic()):
                 self._carry_out(self._node.tick(time.monotonic()))
-            else:
-                if isinstance(event, _Stop):
-                    return
-                if isinstance(event, _Poke):
-                    event.answer()
-                    continue
-                self._take(event)
-                if (next_due := self._node.due()) is not None and next_due <= time.monotonic():
-                    self._carry_out(self._node.tick(time.monotonic()))
             self._test.tick(time.monotonic())
             self._observe(self._node)
 
@@ -144,36 +139,73 @@ class Runtime:
         """Done, and the broker has all that was to be said."""
         return self._until(self._node) and not self._node.unsent()
 
-    def _take(self, event: BusEvent | _Done) -> None:
-        now = time.monotonic()
+    def _waiting(self, timeout: float) -> list[BusEvent | _Stop | _Done | _Poke]:
+        """What is in the inbox; waits for the first."""
+        events: list[BusEvent | _Stop | _Done | _Poke] = []
+        with contextlib.suppress(queue.Empty):
+            events.append(self._inbox.get(timeout=timeout))
+            while len(events) < BATCH:
+                events.append(self._inbox.get_nowait())
+        return events
+
+    def _take_all(self, events: list[BusEvent | _Stop | _Done | _Poke]) -> bool:
+        """Handle events in one transaction, then let out what they caused; True when it is time to stop."""
+        effects: list[Effect] = []
+        tickets: list[int] = []
+        pokes: list[_Poke] = []
+        stop, gone = False, ""
+        with self._store.transaction():
+            for event in events:
+                match event:
+                    case _Stop():
+                        stop = True
+                        break
+                    case _Poke():
+                        pokes.append(event)
+                        continue
+                    case Delivery(ticket=ticket):
+                        tickets.append(ticket)
+                    case Disconnected(reason, True):
+                        self.link, gone = reason, reason
+                        break
+                    case _:
+                        pass
+                effects += self._take(event, time.monotonic())
+        self._carry_out(effects)
+        for ticket in tickets:
+            self._bus.acknowledge(ticket)
+        for poke in pokes:
+            poke.answer()
+        if gone:
+            self._node.disconnected()
+            raise Stopped(gone)
+        return stop
+
+    def _take(self, event: BusEvent | _Done, now: float) -> list[Effect]:
         if not isinstance(event, _Done) and self._test.take(event, now):
-            if isinstance(event, Delivery):
-                self._bus.acknowledge(event.ticket)
-            return
+            return []
         match event:
-            case Delivery(topic, payload, _, ticket):
-                self._carry_out(self._node.delivered(topic, payload, now))
-                self._bus.acknowledge(ticket)
+            case Delivery(topic, payload):
+                return self._node.delivered(topic, payload, now)
             case Published(token, refused):
                 topic = self._topics.pop(token, "")
                 if NOT_AUTHORIZED in refused.lower():
                     self._test.denied("publish on", topic, refused)
                 elif refused:
                     log.warning("the broker refused a message on %s: %s", topic, refused)
-                self._carry_out(self._node.published(token, refused))
+                return self._node.published(token, refused)
             case Connected(session_present, maximum_packet):
                 self.link = "connected"
-                self._carry_out(self._node.connected(session_present, maximum_packet, now))
-            case Disconnected(reason, final):
+                return self._node.connected(session_present, maximum_packet, now)
+            case Disconnected(reason):
                 self.link = reason
                 self._node.disconnected()
-                if final:
-                    raise Stopped(reason)
                 log.info("%s", reason)
             case Subscribed():
                 pass
             case _Done(done):
-                self._carry_out(self._node.finished(done, now))
+                return self._node.finished(done, now)
+        return []
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -132,7 +132,10 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing: commit at the end, roll back on an exception."""
+        """All or nothing: commit at the end, roll back on an exception. In another one it is part of that."""
+        if self._connection.in_transaction:
+            yield
+            return
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
