@@ -16,6 +16,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,13 +28,16 @@ from fedbac_edge.federation import Federation
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, JobFailed, Trained, TrainJob
 from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place
 
+SHELF = 64
+"""Parts that a worker keeps for jobs to come."""
+
 
 class PoolError(RuntimeError):
     """A worker process ended, or met an error that no job should meet."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is asked: one job, on whose samples, with the parts that it names."""
+    """What a worker is asked: one job, on whose samples; the parts that it names come in `Parcel`."""
 
     folder: str
     federation: bytes
@@ -41,7 +45,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     evaluate: EvaluateJob | None = None
     samples: Place = NOTHING
     holdout: Place = NOTHING
-    blobs: dict[str, bytes] = {}
+
+
+class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+    """An order with those of its parts that this worker has not had yet, and what it need not keep."""
+
+    order: Order
+    blobs: dict[str, bytes]
+    forget: tuple[str, ...] = ()
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +77,7 @@ class Pool:
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or available_cores()
-        self._orders: queue.PriorityQueue[tuple[float, int, bytes, Future[Reply] | None]]
-        self._orders = queue.PriorityQueue()
+        self._orders: queue.PriorityQueue[tuple[float, int, _Task | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._processes: list[Any] = []
         self._threads: list[threading.Thread] = []
@@ -107,42 +117,44 @@ class Pool:
             evaluate=job if isinstance(job, EvaluateJob) else None,
             samples=samples,
             holdout=holdout,
-            blobs={hash: blobs[hash] for hash in sorted(_hashes(job))},
         )
-        return self._put(order, due)
+        return self._put(order, {hash: blobs[hash] for hash in sorted(_hashes(job))}, due)
 
     def machine(self, grounds: Grounds) -> dict[str, str]:
         """Versions, processor and training path of the workers."""
         order = Order(folder=str(grounds.folder), federation=grounds.federation)
-        return self._put(order, 0.0).result().machine
+        return self._put(order, {}, 0.0).result().machine
 
     def close(self) -> None:
         """End the workers, whatever they do."""
         for process in self._processes:
             process.terminate()
         for _ in self._threads:
-            self._orders.put((float("-inf"), next(self._numbers), b"", None))
+            self._orders.put((float("-inf"), next(self._numbers), None))
         for thread in self._threads:
             thread.join()
         for process in self._processes:
             process.join()
 
-    def _put(self, order: Order, due: float) -> Future[Reply]:
+    def _put(self, order: Order, blobs: dict[str, bytes], due: float) -> Future[Reply]:
         future: Future[Reply] = Future()
-        self._orders.put((due, next(self._numbers), msgspec.msgpack.encode(order), future))
+        self._orders.put((due, next(self._numbers), _Task(order, blobs, future)))
         return future
 
     def _serve(self, process: Any, connection: Connection) -> None:
         """One thread per worker: hand it an order, wait for the reply."""
+        shelf = _Shelf()
         with connection:
             while True:
-                _, _, order, future = self._orders.get()
-                if future is None:
+                _, _, task = self._orders.get()
+                if task is None:
                     return
+                future = task.future
                 if not future.set_running_or_notify_cancel():
                     continue
                 try:
-                    connection.send_bytes(order)
+                    parcel = Parcel(order=task.order, **shelf.put(task.blobs))
+                    connection.send_bytes(msgspec.msgpack.encode(parcel))
                     reply = msgspec.msgpack.decode(connection.recv_bytes(), type=Reply)
                 except (EOFError, OSError):
                     process.join(1.0)
@@ -157,6 +169,32 @@ class Pool:
                     future.set_exception(PoolError(reply.broken))
                 else:
                     future.set_result(reply)
+
+
+@dataclass(frozen=True)
+class _Task:
+    order: Order
+    blobs: dict[str, bytes]
+    future: Future[Reply]
+
+
+class _Shelf:
+    """What a worker holds: the parts of the latest jobs. Those of one round go to each worker once."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, None] = {}
+
+    def put(self, blobs: Mapping[str, bytes]) -> dict[str, Any]:
+        """The fields of a parcel: blobs to send, hashes to forget. `blobs` are then the newest held."""
+        fresh = {hash: data for hash, data in blobs.items() if hash not in self._held}
+        for hash in blobs:
+            self._held.pop(hash, None)
+            self._held[hash] = None
+        spare = max(0, len(self._held) - max(SHELF, len(blobs)))
+        forget = tuple(itertools.islice(self._held, spare))
+        for hash in forget:
+            del self._held[hash]
+        return {"blobs": fresh, "forget": forget}
 
 
 def event_of(future: Future[Reply], job: Job) -> Event:
@@ -178,13 +216,17 @@ def _work(connection: Connection) -> None:
     """Answer orders until the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which then ends us
     os.environ["OMP_NUM_THREADS"] = "1"
+    blobs: dict[str, bytes] = {}
     with contextlib.suppress(EOFError, OSError):
         while True:
-            order = msgspec.msgpack.decode(connection.recv_bytes(), type=Order)
-            connection.send_bytes(msgspec.msgpack.encode(_answer(order)))
+            parcel = msgspec.msgpack.decode(connection.recv_bytes(), type=Parcel)
+            blobs.update(parcel.blobs)
+            for hash in parcel.forget:
+                del blobs[hash]
+            connection.send_bytes(msgspec.msgpack.encode(_answer(parcel.order, blobs)))
 
 
-def _answer(order: Order) -> Reply:
+def _answer(order: Order, blobs: Mapping[str, bytes]) -> Reply:
     from fedbac_edge.learning.jobs import JobError, perform
 
     grounds = _opened(order.folder, order.federation)
@@ -194,7 +236,7 @@ def _answer(order: Order) -> Reply:
         if job is None:
             return Reply(machine=_machine(federation))
         samples, holdout = grounds.samples(order.samples), grounds.samples(order.holdout)
-        event = perform(job, order.blobs, federation, samples, holdout)
+        event = perform(job, blobs, federation, samples, holdout)
     except JobError as error:
         return Reply(failed=str(error)[:400])
     except Exception as error:

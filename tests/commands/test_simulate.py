@@ -80,7 +80,9 @@ def test_a_fleets_own_description_and_data(place: Path) -> None:
         ([], "preset"),
     ],
 )
-def test_what_cannot_be_done_is_said_with_exit_code_2(arguments: list[str], words: str, place: Path) -> None:
+def test_what_cannot_be_done_is_said_with_exit_code_2(
+    arguments: list[str], words: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from click.testing import CliRunner
 
     from fedbac_edge.commands.simulate import simulate
