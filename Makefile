@@ -37,6 +37,7 @@ clean:
 
 .venv/packages.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt byzfl
 	@touch $@
 
 # Packages of the system. Other systems, and users who are not root, are told what is missing; nothing fails,
