@@ -16,7 +16,7 @@ import msgspec
 
 from broker import chunks, topics, wire
 from broker.bus import Will
-from fedbac_edge.effects import CLOCK_GRAIN_S, Effect, StartJob, StopJob, Subscribe
+from fedbac_edge.effects import CLOCK_GRAIN_S, Effect, StartJob, StopJob, Subscribe, Unsubscribe
 from fedbac_edge.incoming import Incoming
 from fedbac_edge.outgoing import Outgoing
 from fedbac_edge.protocol import messages
@@ -33,6 +33,7 @@ from fedbac_edge.protocol.engine import (
     Machine,
     Offer,
     Received,
+    Refresh,
     Resend,
     Send,
     Settle,
@@ -121,7 +122,7 @@ class Node:
         self._outgoing.resend(now)
         self._effects += self._incoming.ask_again(now)
         if self._connected and self._hello <= now + CLOCK_GRAIN_S:
-            self._say_hello(now)
+            self._say_hello(now, repeated=True)
         return self._drain()
 
     def _now(self, monotonic: float) -> float:
@@ -181,10 +182,10 @@ class Node:
         offline = self.machine.status("offline")
         return Will(self._topic(offline.channel), wire.encode(offline.message))
 
-    def _say_hello(self, now: float) -> None:
+    def _say_hello(self, now: float, repeated: bool = False) -> None:
         self._hello = now + HELLO_S
         with self.store.transaction():
-            self._run(Hello(), now)
+            self._run(Hello(repeated), now)
 
     # --- jobs ---
 
@@ -231,6 +232,9 @@ class Node:
                 self._publish_blob(hash)
                 for send in sends:
                     self._publish_manifest(self._topic(send.channel), wire.encode(send.message))
+            case Refresh(channel):
+                topic = self._topic(channel)
+                self._effects += [Unsubscribe(topic), Subscribe(topic)]
             case Withdraw(hash):
                 self._withdraw(hash)
             case Work(job):

@@ -31,6 +31,7 @@ from fedbac_edge.protocol.engine import (
     Leaf,
     Log,
     Received,
+    Refresh,
     Send,
     Settle,
     Started,
@@ -174,7 +175,8 @@ class Device:
     def _take(self, task: TrainTask | EvaluateTask, now: float) -> list[Action]:
         state, kind = self.state, kind_of(task)
         if task.instance != state.instance:
-            return [Log("foreign task", kind, task.round, {"instance": task.instance})]
+            foreign = Log("foreign task", kind, task.round, {"instance": task.instance})
+            return [foreign, Refresh(Channel("spec"))]
         if state.task is not None:
             if _order(task) < _order(state.task):
                 return [Log("stale task", kind, task.round)]

@@ -39,6 +39,9 @@ class Started:
 class Hello:
     """Say who is here: the link is up (again), or it is time; a will may have said otherwise."""
 
+    repeated: bool = False
+    """It is time: the link has been up for a while."""
+
 
 @dataclass(frozen=True)
 class Received:
@@ -253,6 +256,13 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class Refresh:
+    """Have what is retained on this channel delivered again: it should have come, and was lost or missed."""
+
+    channel: Channel
+
+
+@dataclass(frozen=True)
 class Withdraw:
     """Clear the retained chunks of a part that nobody needs any more."""
 
@@ -281,7 +291,7 @@ class Log:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Send | Settle | Resend | Keep | Announce | Offer | Withdraw | Work | StopWork | Log
+Action = Send | Settle | Resend | Keep | Announce | Offer | Refresh | Withdraw | Work | StopWork | Log
 
 
 class Machine(Protocol):

@@ -30,6 +30,7 @@ from fedbac_edge.protocol.engine import (
     Keep,
     Log,
     Received,
+    Refresh,
     Resend,
     Send,
     Settle,
@@ -118,9 +119,10 @@ class Gateway:
             case Started():
                 self.state.session += 1
                 return self._work_again()
-            case Hello():
+            case Hello(repeated=repeated):
                 self.state.announced = roster.is_ready(self.name, self.state)
-                return [self.status("online")]
+                lost = repeated and self.state.spec is None
+                return [self.status("online"), *([Refresh(Channel("spec"))] if lost else [])]
             case Received(message=Spec() as spec):
                 return self._specify(spec)
             case Received(message=DeviceStatus() as status):
@@ -189,7 +191,7 @@ class Gateway:
     def _take(self, task: GatewayTask | GatewayEvaluation, now: float) -> list[Action]:
         state, kind = self.state, _kind(task)
         if state.spec is None or task.instance != state.spec.instance:
-            return [Log("foreign task", kind, task.round)]
+            return [Log("foreign task", kind, task.round), Refresh(Channel("spec"))]
         if state.task is not None:
             if _order(task) < _order(state.task):
                 return [Log("stale task", kind, task.round)]

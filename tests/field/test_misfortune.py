@@ -6,13 +6,18 @@ import pytest
 
 from broker import wire
 from fedbac_edge import tiers
-from fedbac_edge.protocol.messages import DeviceStatus
+from fedbac_edge.effects import Subscribe, Unsubscribe
+from fedbac_edge.learning.settings import LocalTraining
+from fedbac_edge.protocol.messages import DeviceStatus, GatewayTask, Spec
 from fedbac_edge.simulation import trials
 from fedbac_edge.simulation.dying_store import DyingStore
 from fedbac_edge.simulation.faults import Died
 from fedbac_edge.simulation.world import World
 from fedbac_edge.store import Store
 
+TRAINING = LocalTraining(
+    epochs=1, batch_size=1, learning_rate=0.1, momentum=0.0, weight_decay=0.0, clip_norm=1.0, l2={}
+)
 SMALL: trials.Shape = (1, 1, 2, "int8")
 POINTS_APART = 17
 """Of the write points, so many are left out between two that are tried here; every one is in `make soak`."""
@@ -76,3 +81,29 @@ def test_a_device_that_died_before_its_first_word_is_waited_for() -> None:
     node.delivered("fedbac/v1/trial/edge/gw1/device/d11/status", wire.encode(birth), 2.0)
     assert node.machine.state.members["d11"].seen
     assert node.machine.state.members["d11"].samples == 100
+
+
+def test_a_gateway_whose_description_was_lost_asks_for_it_again() -> None:
+    """Retained messages come once; a full queue or an expired session can swallow this one, too."""
+    node = tiers.gateway("trial", "gw1", Store(None))
+    spec = "fedbac/v1/trial/spec"
+    assert Subscribe(spec) in node.start(0.0)
+    assert Unsubscribe(spec) not in node.connected(True, None, 0.0)
+    again = node.tick(61.0)
+    assert again.index(Unsubscribe(spec)) < again.index(Subscribe(spec))
+    federation = trials.federation_of(SMALL)
+    heard = Spec(federation=federation, instance=trials.INSTANCE, software="")
+    node.delivered(spec, wire.encode(heard), 62.0)
+    assert Unsubscribe(spec) not in node.tick(122.0)
+    # A task of a federation that it has not heard of: the description has changed.
+    task = GatewayTask(
+        instance="11111111",
+        round=1,
+        cluster=0,
+        parts={},
+        previous={},
+        training=TRAINING,
+        deadline_s=1.0,
+    )
+    effects = node.delivered("fedbac/v1/trial/edge/gw1/task", wire.encode(task), 123.0)
+    assert effects.index(Unsubscribe(spec)) < effects.index(Subscribe(spec))
