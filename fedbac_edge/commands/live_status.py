@@ -14,10 +14,29 @@ from broker.bus import BusEvent, Connected, Delivery, Disconnected, Subscribed
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
 from fedbac_edge.commands import rounds
-from fedbac_edge.protocol.messages import CloudStatus, DeviceStatus, GatewayStatus, RoundSummary, Spec
+from fedbac_edge.protocol.messages import (
+    CloudStatus,
+    DeviceStatus,
+    GatewayStatus,
+    Release,
+    RoundSummary,
+    ServingStatus,
+    Spec,
+)
+from fedbac_edge.releases.manifest import Manifest, Unreadable, read
 
 QUIET_S = 0.4
 """Retained messages come in one go: so long without one means that was all."""
+
+RETAINED = (
+    "spec",
+    "cloud/status",
+    "edge/+/status",
+    "edge/+/release",
+    "edge/+/device/+/status",
+    "edge/+/device/+/serving",
+)
+"""Topics that tell where a federation stands, below its root."""
 
 
 class Unreachable(OSError):
@@ -29,9 +48,7 @@ def ask(url: BrokerUrl, federation: str | None, timeout: float) -> list[dict[str
     inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
     bus = MqttBus(url, f"fedbac-status-{secrets.token_hex(6)}", inbox, session_expiry=0, receive_maximum=100)
     root = f"{topics.ROOT}/{federation or '+'}"
-    filters = [
-        f"{root}/{rest}" for rest in ("spec", "cloud/status", "edge/+/status", "edge/+/device/+/status")
-    ]
+    filters = [f"{root}/{rest}" for rest in RETAINED]
     for filter in filters:
         bus.subscribe(filter)
     bus.start()
@@ -84,17 +101,23 @@ def _assemble(retained: dict[str, bytes]) -> list[dict[str, Any]]:
             place.federation, {"federation": place.federation, "spec": None, "cloud": None, "gateways": {}}
         )
         try:
-            message = wire.decode(payload, Spec, CloudStatus, GatewayStatus, DeviceStatus)
-        except wire.WireError as error:
+            message = wire.decode(
+                payload, Spec, CloudStatus, GatewayStatus, DeviceStatus, Release, ServingStatus
+            )
+            fields = msgspec.to_builtins(
+                read(message.manifest, Manifest) if isinstance(message, Release) else message
+            )
+        except (wire.WireError, Unreadable) as error:
             found.setdefault("unreadable", {})[topic] = str(error)
             continue
-        fields = msgspec.to_builtins(message)
         if place.gateway:
-            gateway = found["gateways"].setdefault(place.gateway, {"status": None, "devices": {}})
+            gateway = found["gateways"].setdefault(
+                place.gateway, {"status": None, "release": None, "devices": {}, "serving": {}}
+            )
             if place.device:
-                gateway["devices"][place.device] = fields
+                gateway["serving" if place.kind == "serving" else "devices"][place.device] = fields
             else:
-                gateway["status"] = fields
+                gateway["release" if place.kind == "release" else "status"] = fields
         else:
             found["spec" if place.kind == "spec" else "cloud"] = fields
     return list(federations.values())
@@ -124,10 +147,30 @@ def show(found: dict[str, Any]) -> list[str]:
                 f"  gateway {name}: {status['state']}, {ready}, {status['online']} of {status['devices']} "
                 f"devices online, round {status['round']}"
             )
+        lines += _releases(gateway)
         for device, said in gateway["devices"].items():
             lines.append(
                 f"    {device}: {said['state']}, {said['samples']} samples, {said['holdout']} held out"
                 + (f", {said['hardware']}" if said["hardware"] else "")
             )
     lines += [f"  unreadable: {topic}: {why}" for topic, why in found.get("unreadable", {}).items()]
+    return lines
+
+
+def _releases(gateway: dict[str, Any]) -> list[str]:
+    """What a site was given, and what its devices made of it. Signatures are checked by devices, not here."""
+    lines = []
+    given = gateway["release"]
+    if given is not None:
+        back = f" (the model of release {given['model']} again)" if given["model"] != given["number"] else ""
+        accuracy = "" if given["accuracy"] is None else f", hold-out {100 * given['accuracy']:.1f} %"
+        lines.append(
+            f"    release {given['number']}{back}, cluster {given['cluster']}, round {given['round']}"
+            f"{accuracy}"
+        )
+    for device, said in gateway["serving"].items():
+        model = f" release {said['number']}" if said["number"] else ""
+        doing = f", {said['doing']}" if said["doing"] else ""
+        refused = f"; refused: {said['refused']}" if said["refused"] else ""
+        lines.append(f"    {device}: {said['state']}{model}{doing}{refused}")
     return lines

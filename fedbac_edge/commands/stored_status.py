@@ -64,6 +64,21 @@ def _describe(state: dict[str, Any]) -> dict[str, Any]:
             "waiting": list(state["waiting"]),
             "assignment": {site: window["cluster"] for site, window in sorted(windows.items())},
             "parts": {name: ref["hash"] for name, ref in sorted(state["parts"].items())},
+            "releases": [
+                {"number": each["number"], "model": each["model"], "round": each["round"]}
+                for each in state.get("releases", [])
+            ],
+        }
+    if "newest" in state:  # a device that serves
+        current = state["current"]
+        return {
+            "tier": "serving device",
+            "phase": "serving" if current else "empty",
+            "round": current["round"] if current else 0,
+            "federation": state["federation"],
+            "release": current["number"] if current else None,
+            "previous": state["previous"]["number"] if state["previous"] else None,
+            "refused": state["refused"],
         }
     task = state.get("task") or {}
     common = {"phase": state["phase"], "round": task.get("round", 0)}
@@ -90,6 +105,15 @@ def show(found: dict[str, Any]) -> list[str]:
         lines.append(f"  waiting for {', '.join(found['waiting'])}")
     if found.get("assignment"):
         lines.append("  " + ", ".join(f"{site} -> cluster {k}" for site, k in found["assignment"].items()))
+    if found.get("releases"):
+        newest = found["releases"][-1]
+        back = f", the model of release {newest['model']}" if newest["model"] != newest["number"] else ""
+        lines.append(f"  newest release: {newest['number']} (round {newest['round']}{back})")
+    if found["tier"] == "serving device":
+        before = "" if found["previous"] is None else f", before it release {found['previous']}"
+        lines.append(f"  release {found['release']}{before}" if found["release"] else "  no model yet")
+        if found["refused"]:
+            lines.append(f"  refused: {found['refused']}")
     for device, posterior in sorted(found.get("posteriors", {}).items()):
         lines.append(f"  {device}: Beta({posterior['a']:g}, {posterior['b']:g})")
     if found["summaries"]:

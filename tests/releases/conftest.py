@@ -31,20 +31,23 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from broker import chunks, topics, wire
 from broker.mosquitto import MosquittoBroker
-from export import graph
+from export import from_store, graph
 from export.served import ServedModel, Term
 from export.session import Session
 from fedbac_edge import config, tiers
 from fedbac_edge.bandits import linucb
+from fedbac_edge.effects import StartJob
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import digest, pack
 from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.protocol.engine import Built, ReleaseJob
 from fedbac_edge.protocol.messages import PartRef, Release, ServingStatus
-from fedbac_edge.releases import keys, vectors
+from fedbac_edge.releases import builder, keys, vectors
 from fedbac_edge.releases.manifest import MANIFEST, Manifest, canonical
 from fedbac_edge.runtime import opened_store
+from fedbac_edge.store import LedgerLine, Store
 
 WAIT_S = 40.0
 CLASSES = tuple("abcdefghij")
@@ -465,11 +468,35 @@ class FinishedCloud:
                 store.write("machine", msgspec.msgpack.encode(state))
             return state.round
 
+    def release(self) -> None:
+        """What the cloud's process would do about the newest round, but for publishing it."""
+        key_file = self.directory / "release.key"
+        key = keys.load(key_file) if key_file.is_file() else keys.make(key_file)
+        with opened_store(self.directory, "cloud") as store:
+            node = tiers.cloud(self.federation, "22222222", store, signer=key)
+            (job,) = (effect.job for effect in node.start(0.0) if isinstance(effect, StartJob))
+            assert isinstance(job, ReleaseJob)
+            order = builder.Order(federation=self.federation, job=job, blobs=dict(store.blobs))
+            node.finished(Built(job.id, builder.build(order)), 1.0)
+
+    def gather(self) -> None:
+        """Back to a campaign that waits for its gateways."""
+        with opened_store(self.directory, "cloud") as store:
+            state: CloudState = tiers.cloud(self.federation, "22222222", store).machine.state
+            state.phase, state.round, state.timers = "gathering", 0, {}
+            with store.transaction():
+                store.write("machine", msgspec.msgpack.encode(state))
+
+    def ledger(self, kind: str) -> list[LedgerLine]:
+        """Lines of the cloud's ledger."""
+        store = Store(self.directory / "cloud.sqlite", read_only=True)
+        try:
+            return store.ledger(kind=kind)
+        finally:
+            store.close()
+
     def state(self) -> CloudState:
         """What the store holds; also while the cloud runs."""
-        from export import from_store
-        from fedbac_edge.store import Store
-
         store = Store(self.directory / "cloud.sqlite", read_only=True)
         try:
             return from_store.read(store)[1]

@@ -161,16 +161,25 @@ def test_below_the_federations_root_only_answer_is_for_answers(asked: Asked, ima
 
 
 def test_any_mqtt_client_can_ask(asked: Asked, image: Pixels) -> None:
-    """Mosquitto's own request-response client, with a PNG file."""
+    """Mosquitto's own request-response client; its messages are text, so the pixels are printable bytes."""
     program = shutil.which("mosquitto_rr")
     if program is None:
         pytest.skip("mosquitto_rr is not installed")
+    pixels = image % 90 + 33
     topic = topics.device("shop", "gw1", "dev-1", "infer")
     command = [program, "-p", str(asked.port), "-V", "5", "-t", topic, "-e", "my/other", "-W", "20"]
-    picture = as_file(image, "PNG")
-    out = subprocess.run([*command, "-s"], input=picture, stdout=subprocess.PIPE, check=True, timeout=30)
+    command += ["-m", pixels.tobytes().decode("ascii")]
+    out = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=30)
     asked.client.answers.get(timeout=20)  # my/# hears it, too
-    assert json.loads(out.stdout)["label"] == asked.session.predict(image)[0].label
+    assert json.loads(out.stdout)["label"] == asked.session.predict(pixels)[0].label
+
+
+def test_the_process_has_loaded_neither_torch_nor_onnx(asked: Asked, image: Pixels) -> None:
+    assert asked.client.answered("dev-1", image.tobytes())["model"] == 1
+    maps = asked.agent.libraries()
+    assert "onnxruntime" in maps
+    assert "libtorch" not in maps
+    assert "/onnx/" not in maps
 
 
 def test_an_array_is_not_allocated_before_its_size_is_known() -> None:

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
+from device_agent import identity
+from device_agent.cli import main as agent_command
 from fedbac_edge.releases import keys
 
 if TYPE_CHECKING:
@@ -30,11 +33,6 @@ def test_without_a_key_the_first_one_is_trusted_and_no_other(
     stranger.publish(2, 6)
     refused = client.wait_for_status(refused=lambda text: "this device trusts" in text)
     assert (refused.number, refused.state) == (1, "serving")
-    assert agent.end() == 0
-    # The pin outlives the process.
-    again = serve("dev-1")
-    again.wait_for("trusting releases signed with the key " + keys.fingerprint(publisher.key.public))
-    again.wait_for("answering with release 1")
 
 
 def test_with_a_key_a_stranger_is_refused_from_the_first_release_on(
@@ -59,7 +57,8 @@ def test_a_reboot_without_a_broker(
     agent.wait_for("answering with release 3")
     agent.kill()
     broker.stop()
-    agent = serve("dev-1")  # the federation is remembered
+    agent = serve("dev-1")  # the federation is remembered, and so is the key
+    agent.wait_for("trusting releases signed with the key " + keys.fingerprint(publisher.key.public))
     agent.wait_for("answering with release 3")
 
     (tmp_path / "image.npy").write_bytes(npy(image))
@@ -131,20 +130,6 @@ def test_killed_while_it_fetches_it_goes_on_where_it_was(
     agent.wait_for("answering with release 1")
 
 
-def test_it_imports_neither_torch_nor_onnx(serve: Start, client: Client, publisher: Publisher) -> None:
-    program = "import sys, device_agent.serve; print([m for m in ('torch', 'onnx') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, text=True)
-    assert out.stdout.strip() == "[]"
-    agent = serve("dev-1", "--federation", "shop")
-    publisher.publish(1, 5)
-    agent.wait_for("answering with release 1")
-    client.answered("dev-1", b"x" * 784)
-    maps = agent.libraries()
-    assert "onnxruntime" in maps
-    assert "libtorch" not in maps
-    assert "/onnx/" not in maps
-
-
 def test_systemd_hears_of_it(serve: Start, client: Client, publisher: Publisher) -> None:
     """In a directory with a short name: a socket's path has 107 bytes."""
     import tempfile
@@ -178,19 +163,19 @@ def test_systemd_hears_of_it(serve: Start, client: Client, publisher: Publisher)
         (("--edge", "gw1", "--release-key", "{key}"), "the private key, which must stay with the cloud"),
     ],
 )
-def test_wrong_settings(start: Start, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_settings(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     keys.make(tmp_path / "some.key")
     given = [argument.format(key=tmp_path / "some.key") for argument in arguments]
-    command = start("device_agent", "serve", *given, "--state", tmp_path / "state", COLUMNS="300")
-    assert command.ended() == 2
-    assert message in " ".join(command.lines)
+    result = CliRunner().invoke(agent_command, ["serve", *given, "--state", str(tmp_path / "state")])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
 
 
-def test_a_second_one_on_the_same_state(serve: Start, client: Client) -> None:
-    serve("dev-1", "--federation", "shop").wait_for("connected")
-    second = serve("dev-1", "--federation", "shop")
-    assert second.ended() == 2
-    assert "another agent runs on" in " ".join(second.lines)
+def test_a_second_one_on_the_same_state(tmp_path: Path) -> None:
+    with identity.held(tmp_path, "dev-1", "serve.lock"):
+        result = CliRunner().invoke(agent_command, ["serve", "--edge", "gw1", "--state", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "another agent runs on" in result.output
 
 
 def npy(array: Any) -> bytes:
