@@ -1,7 +1,7 @@
 """What an architecture is, without torch: tensor names, shapes, initial weights.
 
-Initial weights follow PyTorch's default for convolutions and linear layers, U(-1/sqrt(fan_in), 1/sqrt(fan_in))
-for weights and biases alike, drawn by numpy, so that the cloud can start a federation on its own.
+Initial weights follow PyTorch's default for convolutions and linear layers, U(-1/sqrt(fan_in),
+1/sqrt(fan_in)) for weights and biases alike, drawn by numpy, so that the cloud can start a federation alone.
 """
 
 from __future__ import annotations
