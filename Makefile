@@ -24,7 +24,7 @@ check: setup
 	$(BIN)/mypy --strict
 
 test: setup check
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 soak: setup
 	$(BIN)/python -m pytest -q -m soak --timeout 3600

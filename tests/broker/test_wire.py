@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 from typing import Annotated, Any
 
+import msgpack
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from broker import wire
 from broker.wire import WireError, decode, encode
+from fedbac_edge.protocol import messages
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ask", tag_field="type"):
@@ -167,3 +169,12 @@ def test_headers_cannot_ask_for_memory(body: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
+
+
+def test_other_software_reads_our_messages_as_plain_messagepack() -> None:
+    """The format is MessagePack, not a dialect: the msgpack package finds version, type and fields."""
+    receipt = messages.Receipt(kind="train", round=3, accepted=True)
+    assert msgpack.unpackb(wire.encode(receipt)) == {
+        "v": wire.WIRE_VERSION,
+        "m": {"type": "receipt", "kind": "train", "round": 3, "accepted": True, "reason": ""},
+    }
