@@ -302,6 +302,12 @@ def publisher(client: Client, tmp_path: Path) -> Publisher:
     return Publisher(client, keys.make(tmp_path / "publisher.key"))
 
 
+@pytest.fixture
+def offline_publisher(tmp_path: Path) -> Publisher:
+    """Makes releases and sends none."""
+    return Publisher(None, keys.make(tmp_path / "publisher.key"))  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="session")
 def image() -> Pixels:
     """28 x 28 x 1."""
