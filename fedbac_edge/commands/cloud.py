@@ -70,7 +70,7 @@ def run(
         from fedbac_edge.commands.releasing import ReleaseNotes, open_key
         from fedbac_edge.commands.views import showing
         from fedbac_edge.releases import keys, worker
-        from fedbac_edge.runtime import Runtime, opened_store, stopping_on_signals
+        from fedbac_edge.runtime import LEAVE_S, Runtime, opened_store, stopping_on_signals
 
         say_warnings()
         federation = config.load(file)
@@ -111,7 +111,7 @@ def run(
                     )
                 else:
                     view.note(f"releases are signed with the key {keys.to_text(signer.public)}")
-                with stopping_on_signals(runtime.stop):
+                with stopping_on_signals(runtime.stop, LEAVE_S):
                     runtime.run()
                 if not is_finished(node):
                     reached: CloudState = node.machine.state

@@ -54,7 +54,7 @@ def run(
         from broker.mqtt import MqttBus
         from broker.topics import check_name
         from fedbac_edge import tiers
-        from fedbac_edge.runtime import Runtime, opened_store, stopping_on_signals
+        from fedbac_edge.runtime import LEAVE_S, Runtime, opened_store, stopping_on_signals
 
         say_warnings()
         check_name(name, "gateway")
@@ -70,7 +70,7 @@ def run(
                 observe=Narrate(node, lambda: runtime.link),
             )
             click.echo(f"gateway {name} of {found} at {url}, state in {directory}")
-            with stopping_on_signals(runtime.stop):
+            with stopping_on_signals(runtime.stop, LEAVE_S):
                 runtime.run()
             click.echo("stopped")
 
@@ -80,10 +80,10 @@ def _discover(url: BrokerUrl) -> str:
     import threading
 
     from fedbac_edge.discovery import find_spec
-    from fedbac_edge.runtime import stopping_on_signals
+    from fedbac_edge.runtime import LEAVE_S, stopping_on_signals
 
     stop = threading.Event()
-    with stopping_on_signals(stop.set):
+    with stopping_on_signals(stop.set, LEAVE_S):
         return find_spec(url, None, "fedbac-gateway", click.echo, stop.is_set).federation.name
 
 
