@@ -108,9 +108,12 @@ def simulate(
             _check_same(read_about(folder), scenario, folder, resume)
             if (result := read_result(folder)) is not None:
                 return result
-        grounds, partition = _prepare(scenario, folder, data)
+        grounds = grounds_of(scenario, folder, data)
         about = About(
-            scenario=scenario, software=__version__, machine=pool.machine(grounds), partition=partition
+            scenario=scenario,
+            software=__version__,
+            machine=pool.machine(grounds),
+            partition=Partition.load(folder / "partition.npz").digest,
         )
         if not (folder / "run.json").exists():
             write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))
@@ -130,8 +133,11 @@ def simulate(
         return result
 
 
-def _prepare(scenario: Scenario, folder: Path, data: Path) -> tuple[Grounds, str]:
-    """Read, cut and lay out the data; the partition of a run that goes on is the one it began with."""
+def grounds_of(scenario: Scenario, folder: Path, data: Path) -> Grounds:
+    """Read, cut and lay out the data in a run's folder; a run that was begun keeps its partition.
+
+    Raises DataError and PartitionError.
+    """
     federation, cut = scenario.federation, scenario.cut
     classes, shape = federation.model.classes, federation.model.input
     train = load(data, classes=classes, input_shape=shape)
@@ -157,7 +163,7 @@ def _prepare(scenario: Scenario, folder: Path, data: Path) -> tuple[Grounds, str
             allow_tiny=cut.allow_tiny,
         )
         partition.save(path)
-    return lay_out(folder / "scratch", federation, partition, train, test), partition.digest
+    return lay_out(folder / "scratch", federation, partition, train, test)
 
 
 def _subset(samples: Samples, count: int | None, cut: Cut, purpose: str) -> Samples:
