@@ -27,7 +27,8 @@ test: setup check
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 soak: setup
-	$(BIN)/python -m pytest -q -m soak --timeout 3600
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[soak]'
+	nice -n 19 $(BIN)/python -m pytest -q -m soak --timeout 3600
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
