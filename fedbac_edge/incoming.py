@@ -38,7 +38,8 @@ class Incoming:
             topic, chunk.transfer, chunk.index, chunk.count, chunk.size, now, chunk.data
         ):
             return None
-        return chunks.join(self._store.unspool(topic, chunk.transfer), chunk.size, chunk.transfer)
+        pieces = self._store.unspool(topic, chunk.transfer, chunk.count, chunk.size)
+        return chunks.join(pieces, chunk.size, chunk.transfer)
 
     def join_part(self, wanted: PartRef, payload: bytes, now: float) -> tuple[bytes, int] | None:
         """As `join` for a chunk of a wanted part: its bytes, and how many came over the link for them.
@@ -50,7 +51,10 @@ class Incoming:
             raise chunks.ChunkError(f"not a chunk of {wanted.hash[:12]} with {wanted.size} bytes")
         self._fetching[wanted.hash] = self._fetching.get(wanted.hash, 0) + len(payload)
         self._progress = now
-        data = self.join(topics.blob_prefix(self._federation, wanted.hash), chunk, now)
+        prefix = topics.blob_prefix(self._federation, wanted.hash)
+        data = self.join(prefix, chunk, now)
+        if data is not None:
+            self._store.drop_spool(prefix)
         return None if data is None else (data, self._fetching[wanted.hash])  # `follow` ends the subscription
 
     def follow(self, wanted: Mapping[str, PartRef], now: float) -> list[Effect]:
@@ -61,7 +65,7 @@ class Incoming:
             effects.append(Subscribe(topics.blob_filter(self._federation, hash)))
         for hash in sorted(set(self._fetching) - set(wanted)):
             del self._fetching[hash]
-            self._store.unspool(topics.blob_prefix(self._federation, hash), hash)
+            self._store.drop_spool(topics.blob_prefix(self._federation, hash))
             effects.append(Unsubscribe(topics.blob_filter(self._federation, hash)))
         return effects
 

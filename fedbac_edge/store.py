@@ -264,14 +264,10 @@ class Store:
     ) -> bool:
         """Store one arriving chunk; True when the payload is complete.
 
-        A sender that starts over with another cut (count or size) starts over here too; per topic the
-        four newest transfers are kept, so that a stranger cannot fill the disk.
+        The same payload cut otherwise is a transfer of its own: remains of an old cut never mix with a new
+        one. Per topic the four newest transfers are kept, so that a stranger cannot fill the disk.
         """
-        place = (topic, transfer)
-        self._connection.execute(
-            "DELETE FROM spool WHERE topic = ? AND transfer = ? AND (count <> ? OR size <> ?)",
-            (*place, count, size),
-        )
+        place = (topic, _cut_key(transfer, count, size))
         self._connection.execute(
             "INSERT OR IGNORE INTO spool VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*place, index, count, size, now, data),
@@ -288,14 +284,18 @@ class Store:
             )
         return here == count
 
-    def unspool(self, topic: str, transfer: str) -> list[bytes]:
+    def unspool(self, topic: str, transfer: str, count: int, size: int) -> list[bytes]:
         """Take a payload's chunks out of the spool, in order."""
-        place = (topic, transfer)
+        place = (topic, _cut_key(transfer, count, size))
         rows = self._connection.execute(
             "SELECT data FROM spool WHERE topic = ? AND transfer = ? ORDER BY number", place
         ).fetchall()
         self._connection.execute("DELETE FROM spool WHERE topic = ? AND transfer = ?", place)
         return [row[0] for row in rows]
+
+    def drop_spool(self, topic: str) -> None:
+        """Drop whatever has come on a topic: nobody wants it any more."""
+        self._connection.execute("DELETE FROM spool WHERE topic = ?", (topic,))
 
     def expire_spool(self, before: float) -> None:
         """Drop the chunks of transfers whose last chunk arrived earlier than `before`."""
@@ -356,6 +356,10 @@ class Store:
             self._connection.executescript(
                 f"BEGIN; {_MIGRATIONS[step]} PRAGMA user_version = {step}; COMMIT;"
             )
+
+
+def _cut_key(transfer: str, count: int, size: int) -> str:
+    return f"{transfer} {count} {size}"
 
 
 def _connect(path: Path | None, read_only: bool, durable: bool) -> sqlite3.Connection:

@@ -179,23 +179,26 @@ def spool(store: Store, transfer: str, index: int, count: int = 3, size: int = 3
 def test_chunks_are_put_together_in_order_whatever_the_order_of_arrival(store: Store) -> None:
     assert [spool(store, "a", index) for index in (2, 0, 2, 0)] == [False] * 4
     assert spool(store, "a", 1)
-    assert store.unspool("topic", "a") == [b"\x00", b"\x01", b"\x02"]
-    assert store.unspool("topic", "a") == []
+    assert store.unspool("topic", "a", 3, 30) == [b"\x00", b"\x01", b"\x02"]
+    assert store.unspool("topic", "a", 3, 30) == []
 
 
-def test_another_cut_starts_over(store: Store) -> None:
-    spool(store, "a", 0)
-    spool(store, "a", 1)
-    assert not spool(store, "a", 1, count=2)
+def test_two_cuts_of_one_payload_do_not_mix_and_do_not_hinder_each_other(store: Store) -> None:
+    """Remains of an old cut may come again and again between the chunks of the new one."""
+    assert not any((spool(store, "a", 0), spool(store, "a", 1, count=2), spool(store, "a", 1)))
     assert spool(store, "a", 0, count=2)
-    assert store.unspool("topic", "a") == [b"\x00", b"\x01"]
+    assert store.unspool("topic", "a", 2, 30) == [b"\x00", b"\x01"]
+    assert spool(store, "a", 2)
+    spool(store, "b", 0)
+    store.drop_spool("topic")
+    assert store.unspool("topic", "a", 3, 30) == store.unspool("topic", "b", 3, 30) == []
 
 
 def test_four_transfers_of_a_topic_are_kept_even_within_one_moment(store: Store) -> None:
     for number in range(9):
         spool(store, f"{number}", 0)
     rows = store._connection.execute("SELECT transfer FROM spool ORDER BY transfer").fetchall()
-    assert [row[0] for row in rows] == ["5", "6", "7", "8"]
+    assert [row[0].split()[0] for row in rows] == ["5", "6", "7", "8"]
 
 
 def test_transfers_expire_by_their_last_chunk(store: Store) -> None:
@@ -203,8 +206,8 @@ def test_transfers_expire_by_their_last_chunk(store: Store) -> None:
     spool(store, "alive", 0, now=0.0)
     spool(store, "alive", 1, now=50.0)
     store.expire_spool(before=10.0)
-    assert store.unspool("topic", "old") == []
-    assert len(store.unspool("topic", "alive")) == 2
+    assert store.unspool("topic", "old", 3, 30) == []
+    assert len(store.unspool("topic", "alive", 3, 30)) == 2
 
 
 def test_the_ledger_is_filtered_by_kind_round_and_place(store: Store) -> None:

@@ -94,11 +94,16 @@ class DyingStore(Store):
         self._point("write")
         return complete
 
-    def unspool(self, topic: str, transfer: str) -> list[bytes]:
+    def unspool(self, topic: str, transfer: str, count: int, size: int) -> list[bytes]:
         """See Store."""
-        pieces = super().unspool(topic, transfer)
+        pieces = super().unspool(topic, transfer, count, size)
         self._point("write")
         return pieces
+
+    def drop_spool(self, topic: str) -> None:
+        """See Store."""
+        super().drop_spool(topic)
+        self._point("write")
 
     def log(self, wall: float, round: int, kind: str, subject: str, detail: Mapping[str, Any]) -> None:
         """See Store."""
