@@ -82,7 +82,7 @@ class Node:
         self._hello = 0.0
         self._offset = 0.0
         """The machine's clock is monotonic + offset, and goes on after a restart."""
-        self._latest = 0.0
+        self._latest = float("-inf")
         self._kept: frozenset[str] = frozenset()
         self._ledger_rounds = ledger_rounds
         self._logged_round = 0
@@ -98,6 +98,7 @@ class Node:
             last_now, last_wall = msgspec.msgpack.decode(stored, type=tuple[float, float])
             away = min(max(0.0, self._wall() - last_wall), AWAY_MOST_S)
             self._offset = last_now + away - monotonic
+            self._latest = last_now
         self._effects.extend(Subscribe(filter) for filter in self._listens)
         with self.store.transaction():
             self._run(Started(), self._now(monotonic))
@@ -126,7 +127,8 @@ class Node:
         return self._drain()
 
     def _now(self, monotonic: float) -> float:
-        self._latest = self._offset + monotonic
+        # Never back, not even by a rounding of the sum: durations are differences of two such times.
+        self._latest = max(self._latest, self._offset + monotonic)
         return self._latest
 
     # --- the bus ---

@@ -52,6 +52,9 @@ class Outgoing:
         """Rows that are queued or on their way."""
         self._resend: dict[int, tuple[float, float]] = {}
         """Row -> (when it is sent again, wait before that)."""
+        self._repaired = False
+        """In this life of the process: the one before may have died right after it met a broker that had
+        forgotten us, and this one meets the session that was made then."""
 
     def enqueue(self, row_id: int) -> None:
         """Send a row, unless it is on its way already."""
@@ -74,8 +77,9 @@ class Outgoing:
             self._store.write(MAXIMUM_PACKET, str(maximum_packet or "").encode())
         if stale:
             self._start_over()
-        if not session_present:
+        if not session_present or not self._repaired:
             self._repair()
+            self._repaired = True
 
     def _start_over(self) -> None:
         """Forget how far every row has come. Acknowledgements of what is in flight then complete no row."""

@@ -276,8 +276,11 @@ def test_the_outbox_survives_a_crash_and_sends_the_same_bytes(tmp_path: Path) ->
     assert len([packet for packet in first if "/blob/" in packet.topic]) == 3
     station.crash()
     station.connect()
-    second = [packet for packet in station.flush() if "status" not in packet.topic]
-    assert [(p.topic, p.payload) for p in second] == [(REPLY, wire.encode(MESSAGE))], "the rest was done"
+    second = station.flush()
+    told = [(packet.topic, packet.payload) for packet in second if not packet.retain]
+    assert told == [(REPLY, wire.encode(MESSAGE))], "the other one was done"
+    # What is retained goes out once in every life: the one before may have met a broker that had lost it.
+    assert {p.topic for p in second if p.retain} == {p.topic for p in first if p.retain}
 
 
 def test_the_window_is_respected(station: Station) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker import wire
 from fedbac_edge import tiers
-from fedbac_edge.effects import Subscribe, Unsubscribe
+from fedbac_edge.effects import Publish, Subscribe, Unsubscribe
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.protocol.messages import DeviceStatus, GatewayTask, Spec
 from fedbac_edge.simulation import trials
@@ -107,3 +110,38 @@ def test_a_gateway_whose_description_was_lost_asks_for_it_again() -> None:
     )
     effects = node.delivered("fedbac/v1/trial/edge/gw1/task", wire.encode(task), 123.0)
     assert effects.index(Unsubscribe(spec)) < effects.index(Subscribe(spec))
+
+
+def test_a_cloud_that_died_before_it_could_repair_a_forgetful_broker_does_it_in_its_next_life() -> None:
+    """By then the broker has a session of it again: its word "session present" proves nothing any more."""
+    store = DyingStore()
+    federation = trials.federation_of(SMALL)
+    node = tiers.cloud(federation, trials.INSTANCE, store)
+    node.start(0.0)
+    effects = node.connected(False, None, 0.0)
+    while packets := [effect for effect in effects if isinstance(effect, Publish)]:
+        effects = [effect for packet in packets for effect in node.published(packet.token)]
+    assert not node.unsent()
+    owned = {topic for topic, *_ in store.owned()}
+    assert len(owned) == 7
+    node.disconnected()
+    store.deaths = frozenset({len(store.points) + 3})
+    with pytest.raises(Died):
+        node.connected(False, None, 100.0)
+    again = tiers.cloud(federation, trials.INSTANCE, store)
+    again.start(0.0)
+    assert not [row for row in store.outbox() if row.retain]
+    again.connected(True, None, 0.0)
+    assert owned <= {row.topic for row in store.outbox()}
+
+
+@given(last=st.floats(0, 1e6), monotonic=st.floats(0, 1e6))
+def test_a_machine_s_clock_does_not_go_back_by_a_rounding(last: float, monotonic: float) -> None:
+    """Seconds are differences of two of its times, and a negative one is refused by whoever reads it."""
+    store = Store(None)
+    with store.transaction():
+        store.write("clock", msgspec.msgpack.encode((last, 50.0)))
+    node = tiers.gateway("trial", "gw1", store, wall=lambda: 50.0)
+    node.start(monotonic)
+    now, _ = msgspec.msgpack.decode(store.read("clock") or b"", type=tuple[float, float])
+    assert now >= last
