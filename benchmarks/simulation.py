@@ -51,7 +51,7 @@ def train(G: nn.Module, K: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None
     weights = [*G.parameters(), *K.parameters()]
     optimiser = torch.optim.SGD(weights, lr=0.01, momentum=0.9, weight_decay=5e-4)
     for _ in range(epochs):
-        for chosen in torch.randperm(len(y)).split(64):
+        for chosen in torch.randperm(len(y)).split(64):  # type: ignore[no-untyped-call]
             loss = nn.functional.cross_entropy(G(x[chosen]) + K(x[chosen]), y[chosen])
             loss = loss + 1e-3 * sum(weight.square().sum() for weight in K.parameters())
             optimiser.zero_grad()

@@ -65,10 +65,14 @@ def check(federation: Federation) -> Federation:
                 check_name(device, "device")
             if len(set(devices)) != len(devices):
                 raise FederationError(f"[gateways] {gateway}: a device is listed twice")
-        method(federation)
+        turns = len(method(federation).turns)
         architecture(model.architecture, model.input, len(model.classes))
     except (BadName, UnknownMethod, UnknownArchitecture) as error:
         raise FederationError(str(error)) from error
+    if turns > federation.training.epochs:
+        raise FederationError(
+            f"[training] epochs: {federation.method.name} trains in {turns} turns, each of an epoch at least"
+        )
     if len(model.classes) < 2 or len(set(model.classes)) != len(model.classes):
         raise FederationError("[model] classes: at least two different names are needed")
     channels = model.input[0]

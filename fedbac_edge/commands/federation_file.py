@@ -29,7 +29,8 @@ ABOUT: dict[str, str] = {
     "model.std": "... and the standard deviation that the rest is divided by.",
     "[method]": "Which networks exist and how they are averaged.",
     "method.name": '"fedbac": a global network plus one per cluster. "hierfavg": one network for all.\n'
-    '"ifca": one per cluster and none shared. "local": every site for itself.',
+    '"ifca": one per cluster and none shared. "fed-cam": like fedbac, the two trained in turn.\n'
+    '"local": every site for itself.',
     "method.clusters": "Number of clusters; 0 means one per gateway under [gateways].",
     "method.initial": 'Where sites begin: "round-robin" over the clusters, all in a "single" one, or each\n'
     'where its loss is smallest ("argmin").',

@@ -146,7 +146,10 @@ class CompiledLeNet:
         self.roles = tuple(parts)
         self.rows = kernel.rows(list(parts.values()))
         self.momentum = _aligned(self.rows.size)
-        self.l2 = np.array([settings.l2.get(role, 0.0) for role in self.roles], dtype=np.float32)
+        trained = [role not in settings.frozen for role in self.roles]
+        l2 = [settings.l2.get(role, 0.0) * moves for role, moves in zip(self.roles, trained, strict=True)]
+        self.l2 = np.array(l2, dtype=np.float32)
+        self.frozen = [(index, self.rows[index].copy()) for index, moves in enumerate(trained) if not moves]
         threads = min(settings.threads, -(-settings.batch_size // kernel.lanes))
         self.gradients = _aligned(threads * self.rows.size).reshape(threads, *self.rows.shape)
         self.work = [kernel.workspace(len(self.roles)) for _ in range(threads)]
@@ -155,7 +158,11 @@ class CompiledLeNet:
     def step(self, x: FloatArray, y: Labels) -> float:
         """One SGD step on (N, C, H, W) images; returns the sum of cross-entropies before it."""
         loss, shares = self.differentiate(x, y)
+        for index, _ in self.frozen:
+            self.gradients[:shares, index] = 0.0  # what does not move has no share in the norm
         self.kernel.update(self.rows, self.gradients[:shares], self.momentum, self.l2, self.settings)
+        for index, row in self.frozen:
+            self.rows[index] = row
         return loss
 
     def differentiate(self, x: FloatArray, y: Labels) -> tuple[float, int]:

@@ -145,6 +145,8 @@ class FusedLeNet:
         self.flat = FlatParts(model, parts, device)
         self.gradient = torch.zeros_like(self.flat.vector)
         self.momentum = torch.zeros_like(self.flat.vector)
+        frozen = dict.fromkeys(settings.frozen, 1.0)
+        self.frozen = self.flat.per_role(frozen) != 0 if frozen else None
         self.weights = self.flat.views(self.flat.vector)
         self.grads = self.flat.views(self.gradient)
         # Derivative of lambda * theta^2.
@@ -268,9 +270,13 @@ class FusedLeNet:
         theta, g, v, s = self.flat.vector, self.gradient, self.momentum, self.settings
         if s.l2:
             g.addcmul_(self.l2, theta)
+        if self.frozen is not None:
+            g.masked_fill_(self.frozen, 0.0)
         bound = s.clip_norm / (float(torch.linalg.vector_norm(g)) + 1e-6)
         scale = 1.0 if bound >= 1.0 else bound  # not a number stays so, and is refused at the gate
         v.mul_(s.momentum).add_(g, alpha=scale).add_(theta, alpha=s.weight_decay)
+        if self.frozen is not None:
+            v.masked_fill_(self.frozen, 0.0)
         theta.add_(v, alpha=-s.learning_rate)
 
     def dump(self) -> dict[str, Part]:

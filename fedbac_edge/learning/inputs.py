@@ -46,6 +46,8 @@ def check_training(
         check_part(model, role, part)
     if unknown := sorted(set(settings.l2) - set(parts)):
         raise ValueError(f"l2 names {unknown}, but the parts in training are {sorted(parts)}")
+    if not set(parts) - set(settings.frozen):
+        raise ValueError("every part is frozen: there is nothing to train")
     check_data(model, x, y)
     if not len(y):
         raise ValueError("there are no samples to train on")

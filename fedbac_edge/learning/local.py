@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 
+import msgspec
+
 from fedbac_edge.learning.batches import batches, step_count
 from fedbac_edge.learning.compiled import CompiledLeNet, kernel_for
 from fedbac_edge.learning.compiler import NoKernel
@@ -43,6 +45,10 @@ def train_jointly(
     parts.
     """
     backend = backend or best_backend(model, device)
+    if settings.turns:
+        return _train_in_turns(
+            model, parts, x, y, settings, normalisation, seed, device, progress, cancelled, backend
+        )
     if backend == "reference":
         return train_reference(model, parts, x, y, settings, normalisation, seed, device, progress, cancelled)
     check_training(model, parts, x, y, settings)
@@ -63,6 +69,53 @@ def train_jointly(
             if progress is not None:
                 progress(step, steps)
         return LocalUpdate(parts=trainer.dump(), samples=len(y), steps=steps, loss=last_epoch / len(y))
+
+
+def _train_in_turns(
+    model: Architecture,
+    parts: Mapping[str, Part],
+    x: Images,
+    y: Labels,
+    settings: LocalTraining,
+    normalisation: Normalisation,
+    seed: Sequence[int],
+    device: str,
+    progress: Callable[[int, int], None] | None,
+    cancelled: Callable[[], bool] | None,
+    backend: Backend,
+) -> LocalUpdate:
+    """Each turn trains its roles on what the others leave over; momentum begins at zero in each."""
+    trained = dict(parts)
+    steps = step_count(len(y), settings.epochs, settings.batch_size)
+    done, loss = 0, 0.0
+    for turn, roles in enumerate(settings.turns):
+        count = len(settings.turns)
+        share = msgspec.structs.replace(
+            settings,
+            epochs=settings.epochs // count + (turn < settings.epochs % count),
+            turns=(),
+            frozen=tuple(role for role in parts if role not in roles),
+        )
+
+        def tell(step: int, _: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + step, steps)
+
+        update = train_jointly(
+            model,
+            trained,
+            x,
+            y,
+            share,
+            normalisation,
+            [*seed, turn],
+            device,
+            tell,
+            cancelled,
+            backend,
+        )
+        trained, done, loss = update.parts, done + update.steps, update.loss
+    return LocalUpdate(parts=trained, samples=len(y), steps=done, loss=loss)
 
 
 def best_backend(model: Architecture, device: str = "cpu") -> Backend:

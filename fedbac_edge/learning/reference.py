@@ -55,8 +55,12 @@ def train_reference(
     steps = step_count(len(y), settings.epochs, settings.batch_size)
     with torch_threads(settings.threads):
         additive = Additive(model, parts).to(device)
+        for role in settings.frozen:
+            additive.part(role).requires_grad_(False)
+        l2 = {role: value for role, value in settings.l2.items() if role not in settings.frozen}
+        trained = [weights for weights in additive.parameters() if weights.requires_grad]
         optimiser = torch.optim.SGD(
-            additive.parameters(),
+            trained,
             lr=settings.learning_rate,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
@@ -71,9 +75,9 @@ def train_reference(
             labels = torch.from_numpy(y[chosen]).to(device)
 
             optimiser.zero_grad()
-            total, loss = objective(additive, images, labels, settings.l2)
+            total, loss = objective(additive, images, labels, l2)
             total.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(additive.parameters(), settings.clip_norm)
+            nn.utils.clip_grad_norm_(trained, settings.clip_norm)
             optimiser.step()
 
             if epoch == settings.epochs - 1:

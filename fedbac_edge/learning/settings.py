@@ -48,11 +48,17 @@ class LocalTraining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     clip_norm: Positive
     l2: dict[str, NonNegative]
     threads: Count = 1
+    turns: tuple[tuple[str, ...], ...] = ()
+    """Roles that train in turn while the others stay as they are, each turn for its share of the epochs."""
+    frozen: tuple[str, ...] = ()
+    """Roles that are part of the sum and do not change."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if len(self.turns) > self.epochs:
+            raise ValueError(f"{len(self.turns)} turns need as many epochs, not {self.epochs}")
         for name in ("learning_rate", "clip_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above zero and finite, not {getattr(self, name)}")

@@ -42,6 +42,8 @@ class Method:
     placement: Placement = "round-robin"
     shared_cluster_start: bool = True
     """True when all parts of a cluster role start from one common draw."""
+    turns: tuple[tuple[str, ...], ...] = ()
+    """Roles that a device trains in turn, each on what the others leave over; empty: all jointly."""
 
     @property
     def reassigns(self) -> bool:

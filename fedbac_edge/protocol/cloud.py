@@ -293,6 +293,7 @@ class Cloud:
             clip_norm=training.clip_norm,
             l2={role.name: role.l2 for role in self.method.roles if role.l2},
             threads=training.threads,
+            turns=self.method.turns,
         )
 
     def _taken(self, gateway: str, taken: Taken) -> list[Action]:

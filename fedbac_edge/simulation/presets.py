@@ -98,6 +98,11 @@ METHODS: dict[str, Mapping[str, Any]] = {
         "method": {"name": "ifca", "clusters": 5},
         "selection": {"method": "random", "participation": 1.0},
     },
+    "fed-cam": {
+        "method": {"name": "fed-cam", "clusters": 5},
+        "selection": {"method": "random", "participation": 1.0},
+        "assignment": {"margin": 1.0},
+    },
     "local": {"method": {"name": "local"}, "selection": {"method": "random", "participation": 1.0}},
 }
 """Method as one asks for it -> what it sets in the federation's tables."""

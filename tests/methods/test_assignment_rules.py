@@ -113,3 +113,21 @@ def test_ifca_begins_with_different_networks_and_fedbac_with_equal_ones() -> Non
     fedbac = method(federation()).initial(model, 7)
     assert (fedbac["cluster-0"]["fc1.weight"] == fedbac["cluster-1"]["fc1.weight"]).all()
     assert (fedbac["cluster-0"]["fc1.weight"] != fedbac["global"]["fc1.weight"]).any()
+
+
+def test_fed_cam_trains_in_turns_and_needs_an_epoch_for_each() -> None:
+    fedcam = method(federation('name = "fed-cam"'))
+    assert fedcam.turns == (("cluster",), ("global",))
+    assert len(fedcam.parts()) == 6
+    with pytest.raises(config.FederationError, match="turns"):
+        config.parse(
+            """
+            name = "short"
+            [model]
+            classes = ["a", "b"]
+            [method]
+            name = "fed-cam"
+            [training]
+            epochs = 1
+            """
+        )

@@ -216,9 +216,10 @@ def test_a_folder_is_never_mixed_up(
         run.read_about(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["fixed", "random", "single", "ifca", "local", "hierfavg"])
+@pytest.mark.parametrize("method", ["fixed", "random", "single", "ifca", "local", "hierfavg", "fed-cam"])
 def test_every_method_runs_at_any_participation(method: str, data: Path, pool: Pool, tmp_path: Path) -> None:
-    what = scenario(method, rounds=2, assignment=AssignmentTable(every=1))
+    training = TrainingTable(epochs=2, batch_size=16)
+    what = scenario(method, rounds=2, assignment=AssignmentTable(every=1), training=training)
     what = presets.with_method(what, method)
     selection = msgspec.structs.replace(what.federation.selection, participation=0.34)
     federation = msgspec.structs.replace(what.federation, selection=selection)
@@ -234,8 +235,8 @@ def test_every_method_runs_at_any_participation(method: str, data: Path, pool: P
         case "single":
             assert result.active_clusters == 1
             assert not moved
-        case "ifca":
-            assert len(result.parts) == 5
+        case "ifca" | "fed-cam":
+            assert len(result.parts) == (5 if method == "ifca" else 6)
             assert rows[0].round == 0
             with contextlib.closing(Store(tmp_path / "stores" / "cloud.sqlite", read_only=True)) as store:
                 for line in store.ledger("sweep", 0):
