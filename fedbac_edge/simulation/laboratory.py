@@ -17,12 +17,14 @@ from pathlib import Path
 import msgspec
 
 from fedbac_edge import __version__, tiers
+from fedbac_edge.federation import Federation
 from fedbac_edge.node import Node
 from fedbac_edge.parts import digest
 from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.device import Profile
-from fedbac_edge.protocol.engine import Event, Job, TrainJob
+from fedbac_edge.protocol.engine import Event, Job, JobFailed, TrainJob
 from fedbac_edge.protocol.messages import Spec
+from fedbac_edge.randomness import generator
 from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.observer import Observer
@@ -73,7 +75,7 @@ class Laboratory:
         federation, plan = self._scenario.federation, self._grounds.plan
         world = World(self._scenario.faults, federation.seed)
         world.now = _last_wall(stores["cloud"])
-        instance = instance_of(self._scenario)
+        instance = instance_of(federation)
         spec = Spec(federation=federation, instance=instance, software=__version__)
 
         def wall() -> float:
@@ -97,15 +99,25 @@ class Laboratory:
                 add(
                     device,
                     partial(device_node, gateway, device, profile),
-                    self._worker(world, samples, holdout),
+                    self._worker(world, samples, holdout, device),
                 )
         return world
 
-    def _worker(self, world: World, samples: Place, holdout: Place) -> Worker:
-        """Does the jobs of one process: hands them to the pool, and waits when their time has come."""
+    def _worker(self, world: World, samples: Place, holdout: Place, device: str = "") -> Worker:
+        """Does the jobs of one process: hands them to the pool, and waits when their time has come.
 
-        def work(job: Job, store: Store) -> tuple[float, Callable[[], Event]]:
+        A `device` may give a job up or be slow with it, by draws of its own for each job.
+        """
+        faults, seed = self._scenario.faults, self._scenario.federation.seed
+
+        def work(job: Job, store: Store) -> tuple[float, Event | Callable[[], Event]]:
             seconds = duration(job, len(samples), len(holdout))
+            if device:
+                gives_up, is_slow = generator(seed, "faults", device, job.id).random(2)
+                if gives_up < faults.dropout:
+                    return seconds / 2, JobFailed(job.id, "dropped out, as simulated")
+                if is_slow < faults.straggle:
+                    seconds += faults.slow_s
             future = self._pool.submit(
                 job, store.blobs, self._grounds, samples, holdout, due=world.now + seconds
             )
@@ -136,9 +148,9 @@ def duration(job: Job, samples: int, holdout: int) -> float:
     return START_S + holdout * len(job.candidates) / SCORED_PER_S
 
 
-def instance_of(scenario: Scenario) -> str:
-    """The federation's instance, drawn from the scenario itself: equal scenarios give equal bytes."""
-    return hashlib.sha256(msgspec.msgpack.encode(scenario)).hexdigest()[:8]
+def instance_of(federation: Federation) -> str:
+    """The federation's instance, made of its description: equal runs give equal bytes."""
+    return hashlib.sha256(msgspec.msgpack.encode(federation)).hexdigest()[:8]
 
 
 def hashes(parts: Mapping[str, bytes]) -> dict[str, str]:

@@ -170,6 +170,20 @@ def test_lost_packets_and_crashing_devices_change_nothing_but_the_time(
     assert result.hash == undisturbed[1].hash
 
 
+@pytest.mark.parametrize(
+    "faults", [Faults(dropout=0.4), Faults(straggle=0.4, slow_s=700.0)], ids=["dropout", "straggle"]
+)
+def test_devices_that_drop_out_or_straggle_are_missing_and_always_the_same(
+    faults: Faults, data: Path, pool: Pool, tmp_path: Path
+) -> None:
+    thin = msgspec.structs.replace(scenario(), faults=faults)
+    result = run.simulate(thin, tmp_path / "one", data, pool)
+    rows = [row for row in journal.read(tmp_path / "one" / "metrics.jsonl") if row.phase == "train"]
+    servers = [server for row in rows for server in row.servers.values()]
+    assert 0 < sum(len(server.participants) for server in servers) < sum(server.asked for server in servers)
+    assert run.simulate(thin, tmp_path / "two", data, pool) == result
+
+
 def test_kill_and_resume_give_the_same_bits(
     data: Path, undisturbed: tuple[Path, run.Result], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.simulation import presets, traffic
+from fedbac_edge.simulation.faults import Faults
 from fedbac_edge.simulation.scenario import ScenarioError, check, roster, with_settings
 
 
@@ -81,6 +82,16 @@ def test_any_setting_can_be_set() -> None:
 def test_wrong_settings_are_refused_by_name(setting: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         with_settings(presets.preset("paper/fashion-mnist-0.1"), [setting])
+
+
+def test_faults_are_named_numbers() -> None:
+    assert Faults.parse("drop=0.1,crash=0.02,delay=0.5,dropout=0.3") == Faults(
+        drop=0.1, crash=0.02, delay_s=0.5, dropout=0.3
+    )
+    assert Faults.parse("") == Faults()
+    for text in ("drop=2", "delay=-1", "rain=0.5", "drop=many", "drop=nan"):
+        with pytest.raises(ValueError, match=text.partition("=")[0] if text != "drop=many" else "many"):
+            Faults.parse(text)
 
 
 def test_only_even_rosters_with_names_of_their_own_can_be_simulated() -> None:
