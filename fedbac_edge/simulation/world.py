@@ -45,6 +45,10 @@ class Process:
     tick_at: float | None = None
     filters: list[str] = field(default_factory=list)
     """Asked for while the link was down."""
+    unanswered: dict[int, Publish] = field(default_factory=dict)
+    """Publishes that the broker has not acknowledged, in order: a client library sends them again."""
+    arrivals: dict[str, float] = field(default_factory=dict)
+    """Topic -> when its latest packet arrives: MQTT keeps the order of one client's packets on a topic."""
     unreachable_until: float = 0.0
     """No connection can be made before."""
     deaths: list[str] = field(default_factory=list)
@@ -78,6 +82,7 @@ class World:
         """Start (again): a new node over the same store, then the link."""
         process.life += 1
         process.filters, process.tick_at = [], None
+        process.unanswered, process.arrivals = {}, {}
         try:
             process.node = process.make(process.store)
         except Died as death:
@@ -162,6 +167,8 @@ class World:
             process.filters = []
             if not present:
                 self._subscribe_all(process)
+            for packet in process.unanswered.values():
+                self._up(process, packet)
             self._tell(process, lambda node: node.connected(present, self.maximum_packet, self.now))
 
         self.at(self.now + LATENCY_S + wait, connect)
@@ -203,12 +210,12 @@ class World:
         """Client to broker, and the broker's acknowledgement back."""
         life, link = process.life, process.link
 
+        def is_up() -> bool:
+            return process.connected and (process.life, process.link) == (life, link)
+
         def arrive() -> None:
-            if process.life != life:
-                return
-            if process.link != link or not process.connected:
-                self.at(self.now + 0.1, lambda: self._up_again(process, packet, life))
-                return
+            if not is_up():
+                return  # lost with the link
             # What is retained is lost only with all of the broker's memory: see lose_broker_memory.
             if packet.retain or not self._happens(self.faults.drop):
                 for _ in range(2 if self._happens(self.faults.duplicate) else 1):
@@ -216,15 +223,12 @@ class World:
             self.at(self.now + LATENCY_S, acknowledged)
 
         def acknowledged() -> None:
-            if process.life == life and process.node is not None:
+            if is_up() and process.unanswered.pop(packet.token, None) is not None:
                 self._tell(process, lambda node: node.published(packet.token))
 
-        self.at(self.now + self._travel(), arrive)
-
-    def _up_again(self, process: Process, packet: Publish, life: int) -> None:
-        """A client library sends again what was under way when the link broke."""
-        if process.life == life:
-            self._up(process, packet)
+        when = max(self.now + self._travel(), process.arrivals.get(packet.topic, 0.0))
+        process.arrivals[packet.topic] = when
+        self.at(when, arrive)
 
     # --- effects ---
 
@@ -243,6 +247,7 @@ class World:
         for effect in effects:
             match effect:
                 case Publish():
+                    process.unanswered[effect.token] = effect
                     self._up(process, effect)
                 case Subscribe(filter) if process.connected:
                     self.broker.subscribe(process.name, filter)

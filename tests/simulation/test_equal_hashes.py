@@ -148,7 +148,7 @@ Plan = list[tuple[float, str, str]]
 PLANS: st.SearchStrategy[Plan] = st.lists(
     st.tuples(
         st.floats(0, 1.2, allow_nan=False),
-        st.sampled_from(("crash", "cut", "forget", "clock")),
+        st.sampled_from(("crash", "cut", "forget", "limit", "clock")),
         st.sampled_from(PROCESSES),
     ),
     max_size=8,
@@ -170,7 +170,7 @@ def test_any_plan_of_faults(
     seed: int,
     packet: int | None,
 ) -> None:
-    """Crashes, cuts, an empty broker and clock jumps at arbitrary times, over a link that reorders."""
+    """Crashes, cuts, an empty broker, other packet limits and clock jumps, over a link that reorders."""
     hashes, length = undisturbed
     fleet = build(federation, Faults(drop=0.01, duplicate=0.05, delay_s=0.5), seed)
     fleet.world.maximum_packet = packet
@@ -178,11 +178,16 @@ def test_any_plan_of_faults(
     def jump() -> None:
         fleet.wall += 172_800.0
 
+    def limit() -> None:
+        fleet.world.maximum_packet = 9_000 if fleet.world.maximum_packet != 9_000 else None
+        fleet.world.lose_broker_memory()
+
     for share, what, name in plan:
         acts = {
             "crash": lambda name=name: fleet.world.crash(name, restart_s=1.0),
             "cut": lambda name=name: fleet.world.cut(name),
             "forget": fleet.world.lose_broker_memory,
+            "limit": limit,
             "clock": jump,
         }
         fleet.world.at(share * length, acts[what])
