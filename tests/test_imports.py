@@ -17,6 +17,8 @@ MODULES = {
     "the broker": "broker.wire, broker.memory, broker.mqtt, broker.topics, broker.embedded, broker.mosquitto",
     "the simulation": "fedbac_edge.simulation.world, fedbac_edge.simulation.faults",
     "inference": "export.session",
+    "a device that serves": "device_agent.serve",
+    "what the cloud knows of releases": "fedbac_edge.releases.worker, fedbac_edge.releases.keys",
 }
 
 

@@ -7,6 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.bus import Answering
 from broker.mqtt import full_jitter
 from broker.windows import Incoming, Message, Outgoing
 
@@ -78,6 +79,16 @@ def test_the_unacknowledged_go_first_after_a_cut() -> None:
             order.append(message.token)
             outgoing.acknowledged(i)
     assert order == [1, 2, 3, 4, 5]
+
+
+def test_an_answer_with_qos_0_is_not_sent_a_second_time() -> None:
+    """It waits for its turn as everything else; once it was handed over it is gone with the connection."""
+    outgoing = Outgoing(2, 1000)
+    for name, certain in (("a", False), ("b", True), ("c", False)):
+        outgoing.add(Message(name, b"x", answering=Answering(b"1", "application/json", certain)))
+    assert [message.topic for _, message in drain(outgoing, 1)] == ["a", "b"]
+    outgoing.connection_lost()
+    assert [message.topic for _, message in drain(outgoing, 3)] == ["b", "c"]
 
 
 def test_bytes_bound_what_is_in_flight_and_a_giant_goes_alone() -> None:
