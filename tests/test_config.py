@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "an unknown eligibility": (minimal('eligibility = "all"'), "Invalid enum value 'all' - at `eligibility`"),
     "an unknown method": (
         minimal(more='[method]\nname = "fedavgg"'),
-        "no method is called 'fedavgg'; there are: fedbac",
+        "no method is called 'fedavgg'; there are: ",
     ),
     "an unknown architecture": (
         minimal(model=MODEL + 'architecture = "vgg"'),
