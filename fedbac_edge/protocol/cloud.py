@@ -133,9 +133,9 @@ class Cloud:
             case Received(message=Order() as order):
                 return releasing.ordered(self.state, self.federation, order, self.signer)
             case Built() if self.signer is not None:
-                return releasing.built(self.state, self.federation, event, self.signer)
+                return releasing.built(self.state, self.federation, self.method, event, self.signer)
             case JobFailed():
-                return releasing.failed(self.state, event)
+                return releasing.failed(self.state, self.method, event)
         return []
 
     # --- start ---
@@ -520,7 +520,7 @@ class Cloud:
     def _release(self) -> list[Action]:
         if self.signer is None or not releasing.is_due(self.state, self.federation):
             return []
-        return releasing.order(self.state, self.method)
+        return releasing.order(self.state, self.method, self.state.round)
 
     def _release_again(self) -> list[Action]:
         """After a restart: the release that was being built, or the last one if it never came to that."""

@@ -100,6 +100,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     releases: list[Release] = []
     """The latest ones, in order."""
     building: ReleaseJob | None = None
+    build_again: bool = False
+    """A release became due while one was being built: the next one follows at once."""
 
     @property
     def assignment(self) -> dict[str, int]:

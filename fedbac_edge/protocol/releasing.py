@@ -76,8 +76,15 @@ def is_due(state: CloudState, federation: Federation) -> bool:
     return all(release.round != state.round or release.number != release.model for release in state.releases)
 
 
-def order(state: CloudState, method: Method) -> list[Action]:
-    """Have the models of all active clusters built; a build that still runs is out of date and dropped."""
+def order(state: CloudState, method: Method, round: int) -> list[Action]:
+    """Have the models of all active clusters built, as they are after `round`.
+
+    A build that still runs comes to its end first, and the newest state of affairs is built after it: rounds
+    that are quicker than builds must not keep every release from being finished.
+    """
+    if state.building is not None:
+        state.build_again = True
+        return []
     members: dict[int, list[str]] = {}
     for site, cluster in sorted(state.assignment.items()):
         members.setdefault(cluster, []).append(site)
@@ -86,7 +93,7 @@ def order(state: CloudState, method: Method) -> list[Action]:
         accuracy, after = _accuracy(state, cluster)
         parts = {role: state.parts[name].hash for role, name in method.served(cluster).items()}
         clusters[cluster] = ClusterRelease(tuple(sites), parts, accuracy, after)
-    job = ReleaseJob(f"release-{state.round}", state.instance, state.round, clusters)
+    job = ReleaseJob(f"release-{round}", state.instance, round, clusters)
     state.building = job
     return [Work(job)]
 
@@ -96,15 +103,17 @@ def again(state: CloudState) -> list[Action]:
     return [] if state.building is None else [Work(state.building)]
 
 
-def failed(state: CloudState, event: JobFailed) -> list[Action]:
+def failed(state: CloudState, method: Method, event: JobFailed) -> list[Action]:
     """Nothing could be built; the next release, or the next start after the last round, tries again."""
     if state.building is None or event.job != state.building.id:
         return []
     round, state.building = state.building.round, None
-    return [Log("release failed", "", round, {"why": event.reason[:400]})]
+    return [Log("release failed", "", round, {"why": event.reason[:400]}), *_follow(state, method)]
 
 
-def built(state: CloudState, federation: Federation, event: Built, signer: Signer) -> list[Action]:
+def built(
+    state: CloudState, federation: Federation, method: Method, event: Built, signer: Signer
+) -> list[Action]:
     """Number what was built, keep it, publish it, and clear what is older than the two newest models."""
     job = state.building
     if job is None or event.job != job.id or set(event.models) != set(job.clusters):
@@ -125,7 +134,15 @@ def built(state: CloudState, federation: Federation, event: Built, signer: Signe
             accuracy_round=ordered.accuracy_round,
             vectors=made.vectors,
         )
-    return [*keeps, *_publish(state, federation, release, signer)]
+    return [*keeps, *_publish(state, federation, release, signer), *_follow(state, method)]
+
+
+def _follow(state: CloudState, method: Method) -> list[Action]:
+    """The release that became due meanwhile. While a round is open its training is not in the parts yet."""
+    if not state.build_again:
+        return []
+    state.build_again = False
+    return order(state, method, state.round - 1 if state.phase == "training" else state.round)
 
 
 # --- going back -----------------------------------------------------------------------------------

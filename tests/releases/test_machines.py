@@ -19,12 +19,13 @@ from fedbac_edge.protocol.engine import (
     Log,
     ModelFailed,
     Received,
+    ReleaseJob,
     Started,
     TrialJob,
     Tried,
     Work,
 )
-from fedbac_edge.protocol.messages import Order, Release
+from fedbac_edge.protocol.messages import Order, PartRef, Release
 from fedbac_edge.protocol.serving import ATTEMPTS, Serving, ServingState
 from fedbac_edge.releases import keys
 from fedbac_edge.releases.manifest import MANIFEST, ORDER, Manifest, RollbackOrder, canonical
@@ -69,6 +70,29 @@ def test_a_build_that_failed_is_tried_again_at_the_next_start(finished: Finished
             node.finished(JobFailed("release-3", "no memory"), 1.0)
             assert node.machine.state.building is None
     assert [line.detail["why"] for line in finished.ledger("release failed")] == ["no memory"] * 2
+
+
+def test_rounds_quicker_than_builds_get_their_releases(finished: FinishedCloud) -> None:
+    """What becomes due during a build is built after it, once, from the newest parts."""
+    key = keys.make(finished.directory / "release.key")
+    with opened_store(finished.directory, "cloud") as store:
+        machine = tiers.cloud(finished.federation, "2" * 8, store, signer=key).machine
+        state, method = machine.state, machine.method
+        (first,) = releasing.order(state, method, 3)
+        assert isinstance(first, Work)
+        for round in (4, 5):
+            state.round = round
+            assert releasing.order(state, method, round) == []
+        state.parts = dict.fromkeys(state.parts, PartRef("global", "0" * 64, 1))
+        state.round, state.phase = 6, "training"  # open: not in the parts yet
+        _, second = machine.handle(JobFailed("release-3", "whatever"), 1.0)
+        assert isinstance(second, Work)
+        assert isinstance(second.job, ReleaseJob)
+        assert second.job.round == 5
+        assert set(second.job.clusters[0].parts.values()) == {"0" * 64}
+        (line,) = machine.handle(JobFailed("release-5", "whatever"), 2.0)
+        assert isinstance(line, Log)
+        assert state.building is None
 
 
 BAD_ORDERS = {
