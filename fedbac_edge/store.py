@@ -130,6 +130,10 @@ class Store:
         """Close the file; the WAL is folded in."""
         self._connection.close()
 
+    def compact(self) -> None:
+        """Give back the space of what was deleted; outside of a transaction."""
+        self._connection.execute("VACUUM")
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing: commit at the end, roll back on an exception. In another one it is part of that."""

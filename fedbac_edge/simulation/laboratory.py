@@ -67,7 +67,9 @@ class Laboratory:
                 raise PoolError("the simulated world came to a standstill before the last round")
             observer.finish()
             parts = _machine(cloud.node).state.parts
-            return {name: stores["cloud"].blobs[ref.hash] for name, ref in sorted(parts.items())}
+            final = {name: stores["cloud"].blobs[ref.hash] for name, ref in sorted(parts.items())}
+            _leave_ledgers(stores)
+            return final
 
     # --- the world ---
 
@@ -165,6 +167,15 @@ def allow_open_files(count: int) -> None:
         raise PoolError(f"{count} files must be open at once, this system allows {hard}: see ulimit -n")
     if soft != resource.RLIM_INFINITY and soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def _leave_ledgers(stores: Mapping[str, Store]) -> None:
+    """A finished run keeps the ledgers and the last states; models only at the cloud, of the last rounds."""
+    for name, store in stores.items():
+        if name != "cloud":
+            with store.transaction():
+                store.collect_blobs(set())
+        store.compact()
 
 
 def _last_wall(cloud: Store) -> float:

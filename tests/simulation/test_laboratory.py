@@ -125,6 +125,8 @@ def test_a_run_is_a_folder_that_explains_itself(undisturbed: tuple[Path, run.Res
         )
     with contextlib.closing(Store(folder / "stores" / "gw01.sqlite", read_only=True)) as store:
         assert [line.round for line in store.ledger("selected")] == [1, 2, 3]
+        assert not len(store.blobs)
+    assert sum(path.stat().st_size for path in (folder / "stores").iterdir()) < 6e6
 
 
 def test_the_federation_learns_what_is_to_be_learned(data: Path, pool: Pool, tmp_path: Path) -> None:
