@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from broker import access, topics
+from broker import access, chunks, topics
 from broker.bus import Bus, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
 from fedbac_edge import selftest
 from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
@@ -202,7 +202,10 @@ class Runtime:
                 return self._node.published(token, refused)
             case Connected(session_present, maximum_packet):
                 self.link = "connected"
-                return self._node.connected(session_present, maximum_packet, now)
+                try:
+                    return self._node.connected(session_present, maximum_packet, now)
+                except chunks.ChunkError as error:
+                    raise Stopped(str(error)) from error
             case Disconnected(reason):
                 self.link = reason
                 self._node.disconnected()

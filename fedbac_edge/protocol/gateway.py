@@ -14,6 +14,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from fedbac_edge import __version__
+from fedbac_edge.config import FederationError, check
 from fedbac_edge.federation import Federation
 from fedbac_edge.parts import PartError, digest
 from fedbac_edge.protocol import averaging, feedback, gate, roster, selection
@@ -157,6 +158,11 @@ class Gateway:
         if state.spec is not None and state.spec.instance == spec.instance:
             state.spec = spec
             return []
+        try:
+            check(spec.federation)
+        except FederationError as error:
+            # Newer software may know methods and models that this one does not: better nothing than half.
+            return [Log("unusable spec", spec.instance, 0, {"why": str(error)})]
         # Another federation under this name: nothing of the old one counts, but who is there still is.
         self.state = GatewayState(session=state.session, spec=spec, members=state.members)
         return [
