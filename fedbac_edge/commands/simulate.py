@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @click.option("--participation", type=click.FloatRange(0, 1, min_open=True), help="Share of devices asked.")
 @click.option("--rounds", type=click.IntRange(1), help="Rounds of training.")
 @click.option("--seed", type=click.IntRange(0), help="Of every draw, the partition's included.")
+@click.option("--servers", type=click.IntRange(1, 999), help="Another number of gateways than the preset's.")
+@click.option("--clients", type=click.IntRange(1, 9999), help="Another number of devices at each.")
 @click.option("--form", type=click.Choice(["per-server", "per-class", "planted"]), help="How data are cut.")
 @click.option("--data", type=FILE, metavar="PATH", help="The data set; known ones are looked for.")
 @click.option("--faults", default="", metavar="LIST", help="For example drop=0.1,crash=0.02,delay=0.5.")
@@ -43,6 +45,9 @@ def simulate(what: str | None, out: Path | None, resume: bool, workers: int | No
     Example: the paper's setting, and its baseline
       fedbac simulate paper/fashion-mnist-0.1
       fedbac simulate paper/fashion-mnist-0.1 --method hierfavg
+    Example: twenty servers of four kinds, a quarter of the data
+      fedbac simulate paper/fashion-mnist-0.1 --servers 20 --clients 5 --form planted --set cut.groups=4 \\
+          --set cut.samples=15000
     Example: a quick look
       fedbac simulate paper/cifar10-0.5 --data cifar-10-binary.tar.gz --rounds 10 --set cut.samples=5000
     Example: a fleet's own description and data
@@ -82,6 +87,8 @@ def _scenario(
     participation: float | None,
     rounds: int | None,
     seed: int | None,
+    servers: int | None,
+    clients: int | None,
     form: str | None,
     faults: str,
     settings: tuple[str, ...],
@@ -92,7 +99,14 @@ def _scenario(
     from fedbac_edge import config
     from fedbac_edge.simulation import presets
     from fedbac_edge.simulation.faults import Faults
-    from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, check, with_settings
+    from fedbac_edge.simulation.scenario import (
+        Cut,
+        Scenario,
+        ScenarioError,
+        check,
+        with_roster,
+        with_settings,
+    )
 
     if what.endswith(".toml"):
         if data is None:
@@ -103,6 +117,8 @@ def _scenario(
         )
     else:
         scenario = presets.preset(what)
+    if servers or clients:
+        scenario = with_roster(scenario, servers, clients)
     if method is not None:
         scenario = presets.with_method(scenario, method)
     named: dict[str, Any] = {

@@ -81,6 +81,14 @@ def roster(gateways: int, devices: int) -> dict[str, tuple[str, ...]]:
     }
 
 
+def with_roster(scenario: Scenario, gateways: int | None, devices: int | None) -> Scenario:
+    """The scenario with so many gateways and devices at each; None: as many as it has."""
+    present = scenario.federation.gateways
+    gateways, devices = gateways or len(present), devices or max(map(len, present.values()), default=1)
+    federation = msgspec.structs.replace(scenario.federation, gateways=roster(gateways, devices))
+    return msgspec.structs.replace(scenario, federation=federation)
+
+
 def with_settings(scenario: Scenario, settings: Iterable[str]) -> Scenario:
     """The scenario with "table.key=value" set: tables of the federation's file, or "cut" for the data.
 

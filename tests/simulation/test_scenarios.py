@@ -8,7 +8,7 @@ from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.simulation import presets, traffic
 from fedbac_edge.simulation.faults import Faults
-from fedbac_edge.simulation.scenario import ScenarioError, check, roster, with_settings
+from fedbac_edge.simulation.scenario import ScenarioError, check, roster, with_roster, with_settings
 
 
 def test_the_papers_settings() -> None:
@@ -105,6 +105,14 @@ def test_names_sort_as_numbers_do() -> None:
     names = list(roster(12, 101))
     assert names == sorted(names)
     assert roster(12, 101)["gw02"][:2] == ("gw02-d001", "gw02-d002")
+
+
+def test_a_preset_with_another_roster() -> None:
+    base = presets.preset("paper/fashion-mnist-0.1")
+    gateways = with_roster(base, 20, None).federation.gateways
+    assert len(gateways) == 20
+    assert gateways["gw20"][-1] == "gw20-d10"
+    assert with_roster(base, None, 3).federation.gateways["gw10"] == ("gw10-d01", "gw10-d02", "gw10-d03")
 
 
 def test_bytes_by_both_rules() -> None:
