@@ -29,6 +29,7 @@ from fedbac_edge.protocol.engine import AnyJob, Event, Job
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Runtime
 from fedbac_edge.simulation import stub, trials
+from fedbac_edge.simulation.world import World
 from fedbac_edge.store import Store
 
 
@@ -143,15 +144,17 @@ class Fleet:
         spec = Spec(federation=self.federation, instance=trials.INSTANCE, software="")
         name = self.federation.name
         self._start("cloud", url_of, lambda s: tiers.cloud(self.federation, trials.INSTANCE, s), bus)
+
+        def gateway_of(gateway: str) -> Callable[[Store], Node]:
+            return lambda store: tiers.gateway(name, gateway, store)
+
+        def device_of(gateway: str, device: str) -> Callable[[Store], Node]:
+            return lambda store: tiers.device(spec, gateway, device, trials.DEVICE, store)
+
         for gateway, devices in self.federation.gateways.items():
-            self._start(gateway, url_of, lambda s, g=gateway: tiers.gateway(name, g, s), bus)
+            self._start(gateway, url_of, gateway_of(gateway), bus)
             for device in devices:
-                self._start(
-                    device,
-                    url_of,
-                    lambda s, g=gateway, d=device: tiers.device(spec, g, d, trials.DEVICE, s),
-                    bus,
-                )
+                self._start(device, url_of, device_of(gateway, device), bus)
 
     def _start(
         self, name: str, url_of: Callable[[str], str], make: Callable[[Store], Node], bus: dict[str, Any]
@@ -224,7 +227,7 @@ def cut_campaign(broker: int, folder: Path, rounds: int, cuts: int, seed: int) -
     federation = trials.federation_of(shape)
     selection = msgspec.structs.replace(federation.selection, participation=1.0)
     federation = msgspec.structs.replace(federation, selection=selection)
-    undisturbed = trials.Trial(federation, trials.World())
+    undisturbed = trials.Trial(federation, World())
     undisturbed.add_all(lambda name: Store(None))
     assert undisturbed.finish()
 
