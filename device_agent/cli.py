@@ -158,7 +158,7 @@ def serve(config: Path | None, json: bool, **chosen: Any) -> None:
         raise click.UsageError(str(error)) from error
     try:
         from device_agent import serve as serving
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'fedbac-edge[infer]'") from error
 
     _run(lambda: serving.serve(wanted, Voice(json)))

@@ -7,6 +7,7 @@ STATE/serving: the store with the current and the previous model, the pinned key
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from pathlib import Path
 
@@ -41,6 +42,8 @@ OPEN_QUESTIONS = 64
 
 def serve(settings: ServeSettings, voice: Voice) -> None:
     """Serve and stay; returns after SIGINT or SIGTERM. Main thread only. Raises Misconfigured, Failed."""
+    if importlib.util.find_spec("cryptography") is None:
+        raise Misconfigured("signatures are checked with cryptography: pip install 'fedbac-edge[infer]'")
     leaving = Leaving()
     handler = VoiceHandler(voice)
     logging.getLogger().addHandler(handler)
