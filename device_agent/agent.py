@@ -18,7 +18,7 @@ from device_agent.narrator import Narrator
 from device_agent.settings import Settings
 from device_agent.voice import Voice, VoiceHandler
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
-from fedbac_edge import discovery, tiers
+from fedbac_edge import discovery, notify, tiers
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import UnknownArchitecture, architecture
@@ -47,19 +47,23 @@ def join(settings: Settings, voice: Voice) -> None:
     except (identity.IdentityError, StoreError) as error:
         raise Misconfigured(str(error)) from error
     finally:
+        notify.notify("STOPPING=1")
         logging.getLogger().removeHandler(handler)
         leaving.end()
 
 
 def _discover(settings: Settings, name: str, voice: Voice, leaving: Leaving) -> Spec | None:
+    notify.notify("READY=1", "STATUS=looking for the federation")
+    turns = notify.Turns(leaving.begun)
     try:
-        return discovery.find_spec(
-            settings.broker,
-            settings.federation,
-            f"fedbac:{settings.edge}:{name}",
-            lambda text: voice.say("waiting", text),
-            leaving.begun,
-        )
+        with notify.watched([turns.poke]):
+            return discovery.find_spec(
+                settings.broker,
+                settings.federation,
+                f"fedbac:{settings.edge}:{name}",
+                lambda text: voice.say("waiting", text),
+                turns,
+            )
     except discovery.Interrupted:
         return None
     except discovery.SeveralFederations as error:
@@ -97,8 +101,10 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
     check_membership(spec, settings.edge, name)
     source = DataSource(str(settings.data), settings.resize, settings.device)
     with contextlib.closing(TrainingWorker(source, spec.federation)) as worker:
+        turns = notify.Turns(leaving.begun)
         try:
-            opened = worker.open(leaving.begun)
+            with notify.watched([turns.poke]):
+                opened = worker.open(turns)
         except DataError as error:
             raise Misconfigured(str(error)) from error
         except WorkerError as error:
@@ -137,7 +143,8 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
                 until=lambda node: node.machine.state.instance != spec.instance,
             )
             try:
-                with leaving.stops(runtime), _reminding(narrator):
+                with leaving.stops(runtime), _reminding(narrator), notify.watched([runtime.poke]):
+                    notify.notify(f"STATUS=device {name} of {federation}")
                     runtime.run()
             except Stopped as error:
                 raise Failed(str(error)) from error

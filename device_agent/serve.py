@@ -16,7 +16,7 @@ import msgspec
 from broker import topics
 from broker.bus import Bus, BusEvent, Delivery, Will
 from broker.mqtt import MqttBus
-from device_agent import identity, notify
+from device_agent import identity
 from device_agent.answering import Answerer, Live
 from device_agent.endings import GOODBYE_S, Failed, Leaving, Misconfigured
 from device_agent.settings import ServeSettings
@@ -24,7 +24,7 @@ from device_agent.trial import TrialWorker
 from device_agent.voice import Voice, VoiceHandler
 from export.files import write_bytes
 from export.infer import SERVED
-from fedbac_edge import discovery, tiers
+from fedbac_edge import discovery, notify, tiers
 from fedbac_edge.node import Node
 from fedbac_edge.parts import digest
 from fedbac_edge.protocol.engine import ModelFailed
@@ -82,14 +82,16 @@ def _remembered(store: Store) -> str | None:
 
 def _discovered(settings: ServeSettings, name: str, voice: Voice, leaving: Leaving) -> str | None:
     notify.notify("READY=1", "STATUS=looking for the federation")
+    turns = notify.Turns(leaving.begun)
     try:
-        spec = discovery.find_spec(
-            settings.broker,
-            None,
-            f"fedbac:{settings.edge}:{name}:serve",
-            lambda text: voice.say("waiting", text),
-            leaving.begun,
-        )
+        with notify.watched([turns.poke]):
+            spec = discovery.find_spec(
+                settings.broker,
+                None,
+                f"fedbac:{settings.edge}:{name}:serve",
+                lambda text: voice.say("waiting", text),
+                turns,
+            )
     except discovery.Interrupted:
         return None
     except discovery.SeveralFederations as error:

@@ -66,7 +66,7 @@ def run(
     """
     with explained():
         from broker.mqtt import MqttBus
-        from fedbac_edge import config, tiers
+        from fedbac_edge import config, notify, tiers
         from fedbac_edge.commands.releasing import ReleaseNotes, open_key
         from fedbac_edge.commands.views import showing
         from fedbac_edge.releases import keys, worker
@@ -111,8 +111,10 @@ def run(
                     )
                 else:
                     view.note(f"releases are signed with the key {keys.to_text(signer.public)}")
-                with stopping_on_signals(runtime.stop, LEAVE_S):
+                notify.notify("READY=1", f"STATUS=cloud of {federation.name}")
+                with stopping_on_signals(runtime.stop, LEAVE_S), notify.watched([runtime.poke]):
                     runtime.run()
+                notify.notify("STOPPING=1")
                 if not is_finished(node):
                     reached: CloudState = node.machine.state
                     raise Failed(

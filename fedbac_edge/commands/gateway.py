@@ -53,7 +53,7 @@ def run(
     with explained():
         from broker.mqtt import MqttBus
         from broker.topics import check_name
-        from fedbac_edge import tiers
+        from fedbac_edge import notify, tiers
         from fedbac_edge.runtime import LEAVE_S, Runtime, opened_store, stopping_on_signals
 
         say_warnings()
@@ -70,8 +70,10 @@ def run(
                 observe=Narrate(node, lambda: runtime.link),
             )
             click.echo(f"gateway {name} of {found} at {url}, state in {directory}")
-            with stopping_on_signals(runtime.stop, LEAVE_S):
+            notify.notify("READY=1", f"STATUS=gateway {name} of {found}")
+            with stopping_on_signals(runtime.stop, LEAVE_S), notify.watched([runtime.poke]):
                 runtime.run()
+            notify.notify("STOPPING=1")
             click.echo("stopped")
 
 
@@ -79,12 +81,15 @@ def _discover(url: BrokerUrl) -> str:
     """The name of the only federation on the broker; waits for it, until a signal ends the wait."""
     import threading
 
+    from fedbac_edge import notify
     from fedbac_edge.discovery import find_spec
     from fedbac_edge.runtime import LEAVE_S, stopping_on_signals
 
     stop = threading.Event()
-    with stopping_on_signals(stop.set, LEAVE_S):
-        return find_spec(url, None, "fedbac-gateway", click.echo, stop.is_set).federation.name
+    turns = notify.Turns(stop.is_set)
+    notify.notify("READY=1", "STATUS=looking for the federation")
+    with stopping_on_signals(stop.set, LEAVE_S), notify.watched([turns.poke]):
+        return find_spec(url, None, "fedbac-gateway", click.echo, turns).federation.name
 
 
 class Narrate:

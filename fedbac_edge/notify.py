@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 Poke = Callable[[Callable[[], None]], None]
@@ -34,6 +35,24 @@ def watchdog_interval() -> float | None:
     except (KeyError, ValueError):
         return None
     return limit / 2e6 if limit > 0 else None
+
+
+class Turns:
+    """A loop without an inbox, which asks "shall I stop?" whenever it comes round: give it this to ask."""
+
+    def __init__(self, stop: Callable[[], bool]) -> None:
+        self._stop = stop
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def __call__(self) -> bool:
+        """The answer; and the loop has come round."""
+        while self._waiting:
+            self._waiting.popleft()()
+        return self._stop()
+
+    def poke(self, answer: Callable[[], None]) -> None:
+        """See Poke."""
+        self._waiting.append(answer)
 
 
 @contextlib.contextmanager
