@@ -87,12 +87,17 @@ class Client:
     """Plain paho with MQTT 5: keeps what is retained, publishes, asks."""
 
     port: int
+    user: str = ""
+    password: str = ""
     retained: dict[str, bytes] = field(default_factory=dict)
     answers: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
-        self.paho = paho.Client(CallbackAPIVersion.VERSION2, "tester", protocol=paho.MQTTv5)
+        name = f"tester {self.user}"
+        self.paho = paho.Client(CallbackAPIVersion.VERSION2, name, protocol=paho.MQTTv5)
+        if self.user:
+            self.paho.username_pw_set(self.user, self.password)
         self.paho.on_message = self._on_message
         self.paho.connect("127.0.0.1", self.port)
         self.paho.loop_start()
@@ -205,8 +210,8 @@ class Broker:
     def stop(self) -> None:
         self.stack.close()
 
-    def client(self) -> Client:
-        client = Client(self.port)
+    def client(self, user: str = "", password: str = "") -> Client:
+        client = Client(self.port, user, password)
         self.stack.callback(client.close)
         return client
 

@@ -12,6 +12,7 @@ from fedbac_edge import tiers
 from fedbac_edge.federation import Federation, ReleaseTable
 from fedbac_edge.parts import digest
 from fedbac_edge.protocol import releasing
+from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.engine import (
     Channel,
@@ -77,6 +78,7 @@ def test_rounds_quicker_than_builds_get_their_releases(finished: FinishedCloud) 
     key = keys.make(finished.directory / "release.key")
     with opened_store(finished.directory, "cloud") as store:
         machine = tiers.cloud(finished.federation, "2" * 8, store, signer=key).machine
+        assert isinstance(machine, Cloud)
         state, method = machine.state, machine.method
         (first,) = releasing.order(state, method, 3)
         assert isinstance(first, Work)
