@@ -108,6 +108,9 @@ class Answerer:
             asked = questions.read(question.payload, live.session)
         except InputError as error:
             return questions.error(str(error), live.number, content_type), content_type
+        except Exception as error:  # from whatever reads the payload: this thread must outlive any question
+            reason = f"not readable: {type(error).__name__}"
+            return questions.error(reason, live.number, content_type), content_type
         try:
             prediction = live.session.predict(asked.pixels)[0]
             if not np.isfinite(prediction.logits).all():

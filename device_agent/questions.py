@@ -123,8 +123,10 @@ def _array(payload: bytes) -> Pixels:
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
         shape, fortran, dtype = reader(file, max_header_size=MOST_HEADER)
-    except (ValueError, EOFError, KeyError, TypeError) as error:
-        raise InputError(f"not readable as an .npy file: {error}") from error
+    except Exception as error:  # numpy parses the header as Python, and raises what that raises
+        raise InputError(f"not readable as an .npy file: {str(error)[:200]}") from error
+    if any(length < 0 for length in shape):
+        raise InputError(f"no array has the shape {shape}")
     if dtype != np.uint8:
         raise InputError(f"images are uint8 pixels from 0 to 255, not {dtype}")
     data = payload[file.tell() :]

@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from broker import topics
 from device_agent import questions
+from export import graph
+from export.served import ServedModel, Term
 from export.session import InputError, Session
+from fedbac_edge.models.catalog import architecture
 
 if TYPE_CHECKING:
     from tests.releases.conftest import Client, Command, Pixels
@@ -42,6 +47,15 @@ def asked(tmp_path_factory: pytest.TempPathFactory, make_place: Callable[..., An
         session = place.publisher.publish(1, 5)
         agent.wait_for("answering with release 1")
         yield Asked(place.client, session, agent, place.broker.port)
+
+
+@pytest.fixture(scope="module")
+def blank() -> Session:
+    """A model of the same shape, without any process."""
+    lenet = architecture("lenet", (1, 28, 28), 10)
+    terms = (Term("global", lenet.init(np.random.default_rng(1))),)
+    model = ServedModel(lenet, terms, (0.5,), (0.5,), tuple("abcdefghij"))
+    return Session(graph.build(model).SerializeToString())
 
 
 def as_file(pixels: Pixels, kind: str) -> bytes:
@@ -180,6 +194,33 @@ def test_the_process_has_loaded_neither_torch_nor_onnx(asked: Asked, image: Pixe
     assert "onnxruntime" in maps
     assert "libtorch" not in maps
     assert "/onnx/" not in maps
+
+
+HEADS = (b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"\x93NUMPY\x01\x00", b"\x81\xa5image\xc4")
+
+
+@settings(deadline=None)
+@given(head=st.sampled_from(HEADS), tail=st.binary(max_size=200))
+def test_any_bytes_are_a_question_or_refused(blank: Session, head: bytes, tail: bytes) -> None:
+    with contextlib.suppress(InputError):
+        questions.read(head + tail, blank)
+
+
+@given(descr=st.text(max_size=5), shape=st.lists(st.integers(-784, 2**40), max_size=4).map(tuple))
+def test_any_header_of_an_array_is_read_or_refused(
+    blank: Session, descr: str, shape: tuple[int, ...]
+) -> None:
+    """Negative lengths, terabytes and types that do not exist; the bytes behind it are those of one image."""
+    header = repr({"descr": descr or "|u1", "fortran_order": False, "shape": shape}).encode() + b"\n"
+    payload = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(784)
+    with contextlib.suppress(InputError):
+        questions.read(payload, blank)
+
+
+def test_a_shape_that_only_multiplies_to_the_right_size(blank: Session) -> None:
+    payload = as_npy(np.zeros((28, 28), np.uint8)).replace(b"(28, 28), ", b"(-28, -28)")
+    with pytest.raises(InputError, match="no array has the shape"):
+        questions.read(payload, blank)
 
 
 def test_an_array_is_not_allocated_before_its_size_is_known() -> None:
