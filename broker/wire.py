@@ -14,8 +14,11 @@ import msgspec
 
 WIRE_VERSION = 1
 
-# How a map of the version before the newest becomes one of the newest. Version 1 is the first.
+# How a map of the version before the newest becomes one of the newest, and back. Version 1 is the first.
+# What is written is the older of the two: whoever is one version behind reads it, and so does whoever is one
+# ahead. A version is introduced by software that only reads it, and spoken by the software after that.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+DOWNGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -50,7 +53,13 @@ _kinds = msgspec.msgpack.Decoder(_Kind)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """MessagePack bytes of a message, with its wire version. Equal messages give equal bytes."""
+    """MessagePack bytes of a message, in the oldest version that is understood here.
+
+    Equal messages give equal bytes.
+    """
+    for version, rewritten in DOWNGRADES.items():
+        fields = rewritten(msgspec.to_builtins(message, builtin_types=(bytes,)))
+        return msgspec.msgpack.encode(_Envelope(version, msgspec.Raw(_ordered(fields))))
     return msgspec.msgpack.encode(_Envelope(WIRE_VERSION, msgspec.Raw(_ordered(message))))
 
 

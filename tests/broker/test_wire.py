@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker import wire
@@ -35,6 +35,7 @@ def packed(message: dict[str, Any], version: object = wire.WIRE_VERSION) -> byte
     return msgspec.msgpack.encode({"v": version, "m": message})
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     number=st.integers(0, 100),
     words=st.lists(st.text()).map(tuple),
