@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from broker.bus import Delivery
 from broker.mosquitto import MosquittoBroker
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
@@ -30,7 +31,7 @@ from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Runtime
 from fedbac_edge.simulation import stub, trials
 from fedbac_edge.simulation.world import World
-from fedbac_edge.store import Store
+from fedbac_edge.store import Store, StoreError
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Proxy:
     """The latest byte of a connection at which it is cut."""
     rate: float | None = None
     """Bytes per second in each direction."""
+    blocked: bool = False
+    """Nobody gets through."""
     cuts: Counter[str] = field(default_factory=Counter)
     accepted: int = 0
     _listener: socket.socket = field(default_factory=socket.socket)
@@ -62,6 +65,11 @@ class Proxy:
     def url(self) -> str:
         return f"mqtt://127.0.0.1:{self._listener.getsockname()[1]}"
 
+    def block(self) -> None:
+        self.blocked = True
+        for sock in list(self._open):
+            _reset(sock)
+
     def close(self) -> None:
         self._over.set()
         self._listener.close()
@@ -72,6 +80,9 @@ class Proxy:
         while not self._over.is_set():
             try:
                 near, _ = self._listener.accept()
+                if self.blocked:
+                    _reset(near)
+                    continue
                 far = socket.create_connection(("127.0.0.1", self.target), timeout=5)
             except OSError:
                 return
@@ -251,6 +262,101 @@ def test_cuts_at_random_bytes_in_both_directions(broker: int, tmp_path: Path) ->
     assert updates == 6
     assert cuts["up"] >= 3, cuts
     assert cuts["down"] >= 3, cuts
+
+
+BRIDGED_DOWN = ("spec", "cloud/status", "model/#", "blob/#", "edge/gw1/task", "edge/gw1/receipt")
+BRIDGED_UP = ("edge/gw1/status", "edge/gw1/reply", "edge/gw1/update")
+
+
+def bridge(port: int) -> str:
+    """Lines for the broker of a site: what docs/operations.md says that a bridge carries."""
+    topics = [f"topic fedbac/v1/trial/{topic} in 1" for topic in BRIDGED_DOWN]
+    topics += [f"topic fedbac/v1/trial/{topic} out 1" for topic in BRIDGED_UP]
+    lines = [
+        "connection cloud",
+        f"address 127.0.0.1:{port}",
+        "remote_clientid site-gw1",
+        "cleansession false",
+    ]
+    return "\n".join([*lines, "notifications false", "restart_timeout 1", *topics, ""])
+
+
+class Eyes:
+    """A client that sees what is retained at a site."""
+
+    def __init__(self, url: str) -> None:
+        self.retained: dict[str, bytes] = {}
+        self._bus = MqttBus(BrokerUrl.parse(url), "eyes", self, session_expiry=0)
+        self._bus.subscribe("fedbac/v1/trial/model/+")
+        self._bus.subscribe("fedbac/v1/trial/blob/+/+")
+        self._bus.start()
+
+    def put(self, event: object, /) -> None:
+        if isinstance(event, Delivery):
+            if event.payload:
+                self.retained[event.topic] = event.payload
+            self._bus.acknowledge(event.ticket)
+
+    def close(self) -> None:
+        self._bus.close(1.0)
+
+
+def test_a_site_that_is_cut_off_waits_serves_its_models_and_resumes(broker: int, tmp_path: Path) -> None:
+    """Two brokers and a bridge between them; nothing of it leaves this machine."""
+    shape: trials.Shape = (1, 2, 6, "float32")
+    federation = trials.federation_of(shape)
+    uplink = Proxy(broker)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        site_port: int = probe.getsockname()[1]
+    site = MosquittoBroker("127.0.0.1", site_port, tmp_path / "site")
+    with site.configuration.open("a") as configuration:
+        configuration.write(bridge(int(uplink.url.rsplit(":", 1)[1])))
+    fleet = Fleet(federation, tmp_path)
+    with site:
+        try:
+            fleet.start(
+                lambda name: f"mqtt://127.0.0.1:{broker if name == 'cloud' else site_port}",
+                back_off=0.02,
+                back_off_cap=0.1,
+            )
+            wait_for_round(tmp_path / "cloud.sqlite", 3)
+            uplink.block()
+            time.sleep(1.0)
+            state = cloud_state(tmp_path / "cloud.sqlite")
+            eyes = Eyes(f"mqtt://127.0.0.1:{site_port}")
+            time.sleep(1.0)
+            names = {topic.rsplit("/", 1)[1] for topic in eyes.retained if "/model/" in topic}
+            eyes.close()
+            assert names == {"global", "cluster-0", "cluster-1"}
+            assert any("/blob/" in topic for topic in eyes.retained), "the site's own broker has the parts"
+            later = cloud_state(tmp_path / "cloud.sqlite")
+            assert later.round - state.round <= 1, "no round passes without the site"
+            assert later.phase != "finished"
+            uplink.blocked = False
+            fleet.finish(120)
+        finally:
+            uplink.close()
+    assert fleet.hashes() == trials.undisturbed(shape)[0]
+    assert fleet.assert_counted_once() == 6
+
+
+def cloud_state(path: Path) -> CloudState:
+    store = Store(path, read_only=True)
+    try:
+        return msgspec.msgpack.decode(store.read("machine") or b"", type=CloudState)
+    finally:
+        store.close()
+
+
+def wait_for_round(path: Path, round: int) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with contextlib.suppress(StoreError, msgspec.DecodeError):
+            if cloud_state(path).round >= round:
+                return
+        time.sleep(0.02)
+    pytest.fail(f"round {round} did not come")
 
 
 @pytest.mark.soak

@@ -80,9 +80,12 @@ def fleet(others: Software, of: dict[str, Software]) -> trials.Trial:
     trial.federation = everybody
     trial.add_all(lambda name: Store(None))
     for name, process in trial.world.processes.items():
-        make: Any = process.make
-        process.make = lambda store, make=make, name=name: Running(make(store), of.get(name, others))
+        process.make = under(process.make, of.get(name, others))
     return trial
+
+
+def under(make: Callable[[Store], Node], software: Software) -> Callable[[Store], Any]:
+    return lambda store: Running(make(store), software)
 
 
 def accepted(trial: trials.Trial) -> set[str]:
