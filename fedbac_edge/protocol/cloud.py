@@ -18,16 +18,23 @@ import msgspec
 from fedbac_edge import __version__
 from fedbac_edge.bandits import linucb
 from fedbac_edge.federation import Federation
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import digest, pack
-from fedbac_edge.protocol import averaging, deadlines, gate, releasing, summaries
+from fedbac_edge.parts import digest
+from fedbac_edge.protocol import (
+    averaging,
+    deadlines,
+    gate,
+    generations,
+    releasing,
+    site_tasks,
+    sites,
+    summaries,
+)
 from fedbac_edge.protocol.assignment import decision_detail, evaluations, initial_places, start_warm, sweep
 from fedbac_edge.protocol.cloud_state import CloudState, Site, SiteReport
 from fedbac_edge.protocol.engine import (
     Action,
-    Announce,
     Built,
     Channel,
     Event,
@@ -41,21 +48,16 @@ from fedbac_edge.protocol.engine import (
     Settle,
     Started,
     TimerFired,
-    Withdraw,
 )
 from fedbac_edge.protocol.messages import (
     CloudStatus,
-    GatewayEvaluation,
     GatewayScores,
     GatewayStatus,
-    GatewayTask,
     GatewayUpdate,
     Order,
     PartRef,
-    Parts,
     Receipt,
     RoundSummary,
-    SiteSummary,
     Spec,
     Taken,
 )
@@ -143,57 +145,34 @@ class Cloud:
     def _found(self, now: float) -> list[Action]:
         """Fresh parts, the specification, and the wait for the members."""
         state, federation = self.state, self.federation
-        drawn = {name: pack(part) for name, part in self.method.initial(self.model, federation.seed).items()}
-        state.parts = {name: PartRef(name, digest(data), len(data)) for name, data in drawn.items()}
+        drawn = generations.begin(state, self.method, self.model, federation.seed)
         state.phase, state.round = "gathering", 0
         state.timers = {"gather": now + federation.deadlines.gather_s}
         spec = Spec(federation=federation, instance=state.instance, software=__version__)
-        keeps = [Keep(digest(data), data) for data in drawn.values()]
         return [
-            *keeps,
+            *drawn,
             Send(Channel("spec"), spec, retain=True),
-            *(Announce(ref, 0) for ref in _by_content(state.parts)),
             Log("founded", state.instance, 0, {name: ref.hash for name, ref in state.parts.items()}),
             self.status("gathering"),
         ]
 
     def _presence(self, gateway: str, status: GatewayStatus, now: float) -> list[Action]:
-        site = self.state.sites.setdefault(gateway, Site())
-        came = status.state != "offline"
-        if not came and status.session < site.session:
-            return []  # a late will of an earlier session; a birth with a lower number is a new store
-        restarted = came and (not site.online or status.session != site.session)
-        was_ready, site.ready = site.ready, came and status.ready
-        site.online, site.session = came, status.session
+        restarted, became_ready = sites.hear(self.state, gateway, status)
         again: list[Action] = (
             [Resend(_task_key(gateway))] if restarted and gateway in self.state.waiting else []
         )
-        if self.state.phase == "gathering" and not was_ready and self._complete():
+        gathering = self.state.phase == "gathering" and became_ready
+        if gathering and sites.are_complete(self.federation, self.state):
             return [*again, *self._begin(now)]
         return again
 
-    def _members(self) -> tuple[str, ...]:
-        """Sites in name order: of the roster, or all that ever said they are there."""
-        if self.federation.eligibility == "roster":
-            return tuple(sorted(self.federation.gateways))
-        return tuple(sorted({*self.federation.gateways, *self.state.sites}))
-
-    def _site(self, gateway: str) -> Site:
-        return self.state.sites.get(gateway, Site())
-
-    def _complete(self) -> bool:
-        ready = [gateway for gateway in self._members() if self._site(gateway).ready]
-        needed = self._members() if self.federation.gateways else ()
-        return bool(ready) and set(ready) >= set(needed)
-
     def _gathered(self, now: float) -> list[Action]:
         """The wait is over: start with who is there, or wait on when nobody is."""
-        roster = self.federation.eligibility == "roster"
-        sites = [self._site(gateway) for gateway in self._members()]
-        if not any(site.online if roster else site.ready for site in sites):
+        if not sites.anybody(self.federation, self.state):
             self.state.timers = {"gather": now + self.federation.deadlines.gather_s}
             return [Log("nobody", "", self.state.round)]
-        missing = [gateway for gateway in self._members() if not self._site(gateway).ready]
+        members = sites.names(self.federation, self.state)
+        missing = [gateway for gateway in members if not sites.site(self.state, gateway).ready]
         waited: list[Action] = (
             [Log("missing", "", self.state.round, {"gateways": missing})] if missing else []
         )
@@ -208,7 +187,7 @@ class Cloud:
         if not state.void:
             return self._begin(now)
         for gateway in state.silent:
-            state.sites[gateway] = Site(session=self._site(gateway).session)
+            state.sites[gateway] = Site(session=sites.site(state, gateway).session)
         state.phase, state.timers = "gathering", {"gather": now + self.federation.deadlines.deadline_min_s}
         return [self.status("gathering")]
 
@@ -217,12 +196,7 @@ class Cloud:
     def _begin(self, now: float) -> list[Action]:
         """Round t: every asked gateway gets the parts of its cluster."""
         state, federation = self.state, self.federation
-        members = self._members()
-        state.asked = (
-            members
-            if federation.eligibility == "roster"
-            else tuple(gateway for gateway in members if self._site(gateway).ready)
-        )
+        state.asked = sites.to_train(federation, state)
         if not state.asked:
             state.phase, state.timers = "gathering", {"gather": now + federation.deadlines.gather_s}
             return [Log("nobody", "", state.round), self.status("gathering")]
@@ -235,28 +209,15 @@ class Cloud:
             state.seconds, federation.deadlines.deadline_min_s, federation.deadlines.deadline_max_s
         )
         state.timers = {"deadline": now + limit}
-        assignment = self.state.assignment
         sends = [
             Send(
                 Channel("task", gateway),
-                GatewayTask(
-                    instance=state.instance,
-                    round=state.round,
-                    cluster=assignment[gateway],
-                    parts=self._served(state.parts, assignment[gateway]),
-                    previous=(
-                        self._served(state.previous, assignment[gateway])
-                        if state.served_by.get(gateway) == assignment[gateway]
-                        else {}
-                    ),
-                    training=self._training(state.round),
-                    deadline_s=deadlines.share(limit),
-                    counted=state.last_update.get(gateway, 0),
-                ),
+                site_tasks.training(federation, self.method, state, gateway, limit),
                 _task_key(gateway),
             )
             for gateway in state.asked
         ]
+        assignment = state.assignment
         state.served_by = {**state.served_by, **{gateway: assignment[gateway] for gateway in state.asked}}
         detail = {"asked": list(state.asked), "deadline": limit, "assignment": assignment}
         return [*joined, Log("round", "", state.round, detail), *sends, self.status("training")]
@@ -278,24 +239,6 @@ class Cloud:
                 state.clustering = linucb.join(state.clustering, gateway, places[gateway], progress)
         return [Log("assigned", gateway, state.round + 1, {"cluster": places[gateway]}) for gateway in fresh]
 
-    def _served(self, generation: Mapping[str, PartRef], cluster: int) -> Parts:
-        names = self.method.served(cluster)
-        return {role: generation[name] for role, name in names.items()} if generation else {}
-
-    def _training(self, round: int) -> LocalTraining:
-        training = self.federation.training
-        return LocalTraining(
-            epochs=training.epochs,
-            batch_size=training.batch_size,
-            learning_rate=self.federation.learning_rate(round),
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            clip_norm=training.clip_norm,
-            l2={role.name: role.l2 for role in self.method.roles if role.l2},
-            threads=training.threads,
-            turns=self.method.turns,
-        )
-
     def _taken(self, gateway: str, taken: Taken) -> list[Action]:
         current = {"training": "train", "evaluating": "evaluate"}.get(self.state.phase)
         if (taken.kind, taken.round) != (current, self.state.round):
@@ -307,7 +250,7 @@ class Cloud:
         if _counted("train", update) == state.counted.get(gateway):
             return [self._receipt(gateway, "train", update.round, True)]  # once, and said again
         try:
-            base = self._served(state.parts, state.assignment.get(gateway, 0))
+            base = generations.served(self.method, state.parts, state.assignment.get(gateway, 0))
             norm = gate.admit_site_update(self.federation, state, gateway, update, base, self.blobs)
         except gate.Refused as refusal:
             return self._refuse(gateway, "train", update.round, str(refusal), now)
@@ -319,16 +262,7 @@ class Cloud:
         state.reports[gateway] = SiteReport(
             parts={} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())},
             weight=0 if update.void else update.data if whole else update.samples,
-            summary=SiteSummary(
-                cluster=self.state.assignment[gateway],
-                accuracy=update.holdout.accuracy if update.holdout.count else None,
-                holdout=update.holdout.count,
-                asked=update.asked,
-                answered=update.answered,
-                refused=update.refused,
-                samples=update.samples,
-                void=update.void,
-            ),
+            summary=summaries.of_site(update, state.assignment[gateway]),
             took=max(0.0, now - state.began - update.waited),
             up=update.traffic.up + size,
             down=update.traffic.down,
@@ -388,11 +322,11 @@ class Cloud:
         took = max((r.took for r in state.reports.values() if r.weight), default=now - state.began)
         state.seconds, state.void = [*state.seconds, took][-deadlines.HISTORY :], not fresh
         summary = summaries.of_training(state, now)
-        published = self._advance(fresh)
+        published = generations.advance(state, fresh)
         closed = [
             *published,
             *(Log("kept", name, state.round, {"why": why}) for name, why in sorted(unprotected.items())),
-            Log("aggregated", "", state.round, self._hashes() | {"void": not fresh}),
+            Log("aggregated", "", state.round, generations.hashes(self.state) | {"void": not fresh}),
             *self._tell(summary),
         ]
         state.reports = {}
@@ -404,20 +338,6 @@ class Cloud:
             return [*closed, *self._evaluate(now)]
         return [*closed, *self._release(), *self._go_on(now)]
 
-    def _advance(self, fresh: Mapping[str, bytes]) -> list[Action]:
-        """Make `fresh` the newest generation: store, publish what changed, clear what is older than two."""
-        state = self.state
-        before = {ref.hash for ref in (*state.parts.values(), *state.previous.values())}
-        state.previous = state.parts
-        made = {name: PartRef(name, digest(data), len(data)) for name, data in fresh.items()}
-        state.parts = {**state.parts, **made}
-        after = {ref.hash for ref in (*state.parts.values(), *state.previous.values())}
-        return [
-            *(Keep(made[name].hash, data) for name, data in sorted(fresh.items())),
-            *(Announce(ref, state.round) for ref in _by_content(made) if ref != state.previous[ref.name]),
-            *(Withdraw(hash) for hash in sorted(before - after)),
-        ]
-
     # --- evaluation, sweep, end ---
 
     def _evaluate(self, now: float) -> list[Action]:
@@ -425,10 +345,7 @@ class Cloud:
         state, federation = self.state, self.federation
         last = state.round >= self._last_round()
         assignment = self.state.assignment
-        online = federation.eligibility == "online"
-        state.asked = tuple(
-            g for g in self._members() if g in assignment and (not online or self._site(g).ready)
-        )
+        state.asked = sites.to_evaluate(federation, state)
         state.phase, state.began, state.waiting = "evaluating", now, state.asked
         state.scores, state.refused, state.traffic = {}, {}, (0, 0)
         limit = federation.deadlines.evaluation_deadline_s
@@ -436,12 +353,7 @@ class Cloud:
         sends: list[Action] = []
         for gateway in state.asked:
             clusters = [assignment[gateway]] if last else range(self.method.clusters)
-            task = GatewayEvaluation(
-                instance=state.instance,
-                round=state.round,
-                candidates={k: self._served(state.parts, k) for k in clusters},
-                deadline_s=deadlines.share(limit),
-            )
+            task = site_tasks.evaluation(self.method, state, clusters, limit)
             sends.append(Send(Channel("task", gateway), task, _task_key(gateway)))
         begun = [Log("evaluation", "", state.round, {"asked": list(state.asked), "last": last}), *sends]
         self._close_when_done(now)
@@ -479,7 +391,7 @@ class Cloud:
                 for d in decisions
             ]
             if federation.method.cluster_start == "warm":
-                actions += self._warm(start_warm(self.method, before, decisions))
+                actions += generations.warm(state, start_warm(self.method, before, decisions))
             state.clustering, state.placed = clustering, True
         actions += self._tell(summaries.of_evaluation(state, now, before, moved))
         state.scores = {}
@@ -487,7 +399,7 @@ class Cloud:
             state.phase = "finished"
             return [
                 *actions,
-                Log("finished", "", state.round, self._hashes()),
+                Log("finished", "", state.round, generations.hashes(self.state)),
                 *self._release(),
                 self.status("finished"),
                 *self._continue(now),
@@ -528,29 +440,12 @@ class Cloud:
             return []
         return releasing.again(self.state) or (self._release() if self.state.phase == "finished" else [])
 
-    def _warm(self, copies: Mapping[str, str]) -> list[Action]:
-        """Option: a cluster that becomes active begins with the network its first server leaves."""
-        for name, source in copies.items():
-            origin = self.state.parts[source]
-            self.state.parts[name] = PartRef(name, origin.hash, origin.size)
-        return [
-            action
-            for name, source in copies.items()
-            for action in (
-                Log("warm start", name, self.state.round, {"from": source}),
-                Announce(self.state.parts[name], self.state.round),
-            )
-        ]
-
     # --- for people ---
 
     def _tell(self, summary: RoundSummary) -> list[Action]:
         self.state.last = summary
         detail: dict[str, Any] = msgspec.to_builtins(summary)
         return [Log("summary", summary.phase, summary.round, detail), self.status(self.state.phase)]
-
-    def _hashes(self) -> dict[str, Any]:
-        return {"parts": {name: ref.hash for name, ref in sorted(self.state.parts.items())}}
 
     def _receipt(self, gateway: str, kind: str, round: int, accepted: bool, reason: str = "") -> Send:
         receipt = Receipt(kind=kind, round=round, accepted=accepted, reason=reason[:400])
@@ -564,7 +459,3 @@ def _counted(kind: str, report: GatewayUpdate | GatewayScores) -> tuple[str, str
 
 def _task_key(gateway: str) -> str:
     return f"task:{gateway}"
-
-
-def _by_content(parts: Mapping[str, PartRef]) -> list[PartRef]:
-    return [parts[name] for name in sorted(parts)]

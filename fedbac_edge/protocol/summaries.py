@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.messages import NO_SCORE, RoundSummary, SiteSummary
+from fedbac_edge.protocol.messages import NO_SCORE, GatewayUpdate, RoundSummary, SiteSummary
+
+
+def of_site(update: GatewayUpdate, cluster: int) -> SiteSummary:
+    """What one site's report says."""
+    return SiteSummary(
+        cluster=cluster,
+        accuracy=update.holdout.accuracy if update.holdout.count else None,
+        holdout=update.holdout.count,
+        asked=update.asked,
+        answered=update.answered,
+        refused=update.refused,
+        samples=update.samples,
+        void=update.void,
+    )
 
 
 def of_training(state: CloudState, now: float) -> RoundSummary:

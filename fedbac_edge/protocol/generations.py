@@ -1,0 +1,58 @@
+"""The cloud's parts: the newest generation, and the one before, which devices score again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedbac_edge.methods.method import Method
+from fedbac_edge.models.catalog import Architecture
+from fedbac_edge.parts import digest, pack
+from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.protocol.engine import Action, Announce, Keep, Log, Withdraw
+from fedbac_edge.protocol.messages import PartRef, Parts
+
+
+def begin(state: CloudState, method: Method, model: Architecture, seed: int) -> list[Action]:
+    """Fresh parts by the method's law."""
+    drawn = {name: pack(part) for name, part in method.initial(model, seed).items()}
+    state.parts = {name: PartRef(name, digest(data), len(data)) for name, data in drawn.items()}
+    keeps = [Keep(digest(data), data) for data in drawn.values()]
+    return [*keeps, *(Announce(state.parts[name], 0) for name in sorted(state.parts))]
+
+
+def advance(state: CloudState, fresh: Mapping[str, bytes]) -> list[Action]:
+    """Make `fresh` the newest generation: store, publish what changed, clear what is older than two."""
+    before = {ref.hash for ref in (*state.parts.values(), *state.previous.values())}
+    state.previous = state.parts
+    made = {name: PartRef(name, digest(data), len(data)) for name, data in sorted(fresh.items())}
+    state.parts = {**state.parts, **made}
+    after = {ref.hash for ref in (*state.parts.values(), *state.previous.values())}
+    return [
+        *(Keep(made[name].hash, data) for name, data in sorted(fresh.items())),
+        *(Announce(ref, state.round) for ref in made.values() if ref != state.previous[ref.name]),
+        *(Withdraw(hash) for hash in sorted(before - after)),
+    ]
+
+
+def warm(state: CloudState, copies: Mapping[str, str]) -> list[Action]:
+    """Option: a cluster that becomes active begins with the network its first server leaves."""
+    actions: list[Action] = []
+    for name, source in copies.items():
+        origin = state.parts[source]
+        state.parts[name] = PartRef(name, origin.hash, origin.size)
+        actions += [
+            Log("warm start", name, state.round, {"from": source}),
+            Announce(state.parts[name], state.round),
+        ]
+    return actions
+
+
+def served(method: Method, generation: Mapping[str, PartRef], cluster: int) -> Parts:
+    """Role -> part that a site of `cluster` serves; empty for a generation that never was."""
+    return {role: generation[name] for role, name in method.served(cluster).items()} if generation else {}
+
+
+def hashes(state: CloudState) -> dict[str, Any]:
+    """The newest generation by content, for the ledger."""
+    return {"parts": {name: ref.hash for name, ref in sorted(state.parts.items())}}
