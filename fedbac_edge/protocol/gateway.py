@@ -17,7 +17,7 @@ from fedbac_edge import __version__
 from fedbac_edge.config import FederationError, check
 from fedbac_edge.federation import Federation
 from fedbac_edge.parts import PartError, digest
-from fedbac_edge.protocol import averaging, feedback, gate, roster, selection
+from fedbac_edge.protocol import averaging, feedback, gate, gateway_reports, gateway_tasks, roster, selection
 from fedbac_edge.protocol.deadlines import share
 from fedbac_edge.protocol.engine import (
     Action,
@@ -39,9 +39,8 @@ from fedbac_edge.protocol.engine import (
     TimerFired,
     Work,
 )
-from fedbac_edge.protocol.gateway_state import Answer, GatewayState, Member
+from fedbac_edge.protocol.gateway_state import Answer, GatewayState
 from fedbac_edge.protocol.messages import (
-    NO_SCORE,
     DeviceScores,
     DeviceStatus,
     DeviceUpdate,
@@ -57,7 +56,6 @@ from fedbac_edge.protocol.messages import (
     Spec,
     Taken,
     TaskReply,
-    Traffic,
     TrainTask,
 )
 from fedbac_edge.robust import unsupported
@@ -82,7 +80,7 @@ class Gateway:
         """The parts that updates are held against, or those to score where the site does it itself."""
         if self.state.phase != "fetching" or self.state.task is None:
             return {}
-        return {ref.hash: ref for ref in _parts(self.state.task) if ref.hash not in self.blobs}
+        return {ref.hash: ref for ref in gateway_tasks.parts(self.state.task) if ref.hash not in self.blobs}
 
     def kept(self) -> Set[str]:
         """Base parts, accepted updates until the cloud's receipt, what an encoding could not express."""
@@ -93,7 +91,7 @@ class Gateway:
         task, federation = self.state.task, self.state.federation
         own = federation is not None and federation.evaluation == "test"
         if isinstance(task, GatewayTask) or (task is not None and own):
-            hashes |= {ref.hash for ref in _parts(task)}
+            hashes |= {ref.hash for ref in gateway_tasks.parts(task)}
         return hashes
 
     def status(self, state: str) -> Send:
@@ -173,14 +171,7 @@ class Gateway:
         ]
 
     def _presence(self, device: str, status: DeviceStatus) -> list[Action]:
-        member = self.state.members.setdefault(device, Member())
-        came = status.state != "offline"
-        if not came and status.session < member.session:
-            return []  # a late will of an earlier session; a birth with a lower number is a new store
-        restarted = came and (not member.online or status.session != member.session)
-        member.online, member.session = came, status.session
-        if came:  # a will alone tells nothing: a device that died before its first word is yet to be heard
-            member.seen, member.samples, member.holdout = True, status.samples, status.holdout
+        restarted = roster.hear(self.state, device, status)
         again: list[Action] = (
             [Resend(_task_key(device))] if restarted and device in self.state.waiting else []
         )
@@ -195,11 +186,11 @@ class Gateway:
     # --- a round ---
 
     def _take(self, task: GatewayTask | GatewayEvaluation, now: float) -> list[Action]:
-        state, kind = self.state, _kind(task)
+        state, kind = self.state, gateway_tasks.kind(task)
         if state.spec is None or task.instance != state.spec.instance:
             return [Log("foreign task", kind, task.round), Refresh(Channel("spec"))]
         if state.task is not None:
-            if _order(task) < _order(state.task):
+            if gateway_tasks.order(task) < gateway_tasks.order(state.task):
                 return [Log("stale task", kind, task.round)]
             if task == state.task:
                 return [self._taken(task)]
@@ -225,19 +216,14 @@ class Gateway:
         if isinstance(task, GatewayTask):
             return self._ask_updates(task, now)
         state.phase = "evaluating"
-        return [Work(self._evaluation(task))]
+        return [Work(gateway_reports.own_evaluation(self._job_id(), task))]
 
     def _ask_updates(self, task: GatewayTask, now: float) -> list[Action]:
         state = self.state
         state.phase = "training"
         choice = selection.select(self.name, state, task.round)
         state.asked = state.waiting = choice.chosen
-        detail = {
-            "asked": list(choice.chosen),
-            "draws": choice.draws,
-            "posteriors": {name: [p.a, p.b] for name, p in sorted(state.posteriors.items())},
-            "warm_up": selection.warm_up(self._federation(), task.round),
-        }
+        detail = selection.explained(choice, state, task.round)
         remaining = max(0.0, state.timers["deadline"] - now)
         sends = [
             Send(
@@ -262,7 +248,7 @@ class Gateway:
         state, task = self.state, self.state.task
         if (
             task is None
-            or (reply.kind, reply.round) != (_kind(task), task.round)
+            or (reply.kind, reply.round) != (gateway_tasks.kind(task), task.round)
             or device not in state.waiting
         ):
             return []
@@ -278,7 +264,7 @@ class Gateway:
 
     def _update(self, device: str, update: DeviceUpdate, size: int, now: float) -> list[Action]:
         state = self.state
-        if _counted("train", update) == state.counted.get(device):
+        if gateway_tasks.counted("train", update) == state.counted.get(device):
             return [self._device_receipt(device, "train", update.round, True)]  # once, and said again
         state.sent += size
         try:
@@ -295,7 +281,7 @@ class Gateway:
             received=update.received,
             sent=size,
         )
-        state.counted, state.answered = {**state.counted, device: _counted("train", update)}, now
+        state.counted, state.answered = {**state.counted, device: gateway_tasks.counted("train", update)}, now
         state.last_update = {**state.last_update, device: update.round}
         state.received += update.received
         state.waiting = tuple(name for name in state.waiting if name != device)
@@ -320,7 +306,11 @@ class Gateway:
             self._device_receipt(device, kind, round, False, reason),
             Log("refused", device, round, {"why": reason}),
         ]
-        if task is None or (kind, round) != (_kind(task), task.round) or device not in state.waiting:
+        if (
+            task is None
+            or (kind, round) != (gateway_tasks.kind(task), task.round)
+            or device not in state.waiting
+        ):
             return answer
         state.refused[device] = reason
         state.waiting = tuple(name for name in state.waiting if name != device)
@@ -336,10 +326,7 @@ class Gateway:
         """The round ends here, by the last answer or by the deadline."""
         state, task = self.state, self.state.task
         if isinstance(task, GatewayEvaluation) and state.phase in ("fetching", "evaluating"):
-            total: dict[int, Score] = {}
-            for _, scores in sorted(state.scores.items()):
-                for cluster, score in sorted(scores.items()):
-                    total[cluster] = total.get(cluster, NO_SCORE) + score
+            total = gateway_reports.summed(state.scores)
             return self._report_scores(total, len(state.scores), now)
         if not isinstance(task, GatewayTask) or state.phase not in ("fetching", "training"):
             return []
@@ -385,26 +372,9 @@ class Gateway:
             rewarded = selection.reward_paired(self.name, state, task)
         if not void:
             state.unrewarded, state.unrewarded_round = tuple(sorted(state.answers)), task.round
-        samples = sum(answer.samples for answer in state.answers.values())
-        known = sum(roster.member(state, name).samples for name in roster.names(self.name, state))
-        update = GatewayUpdate(
-            instance=task.instance,
-            round=task.round,
-            parts=parts,
-            encoding=encoding,
-            samples=0 if void else samples,
-            data=max(samples, known),  # a device's data may have grown since it said how much it has
-            holdout=sum((answer.holdout for answer in state.answers.values()), NO_SCORE),
-            asked=len(state.asked),
-            answered=len(state.answers),
-            refused=len(state.refused),
-            traffic=Traffic(up=state.sent, down=state.received),
-            seconds=now - state.began,
-            waited=0.0 if void else now - state.answered,
-            void=void,
-        )
+        update = gateway_reports.update(self.name, state, parts, encoding, void, now)
         state.phase, state.waiting, state.timers = "reported", (), {}
-        closed = Log("closed", self.name, task.round, self._counts(update))
+        closed = Log("closed", self.name, task.round, gateway_reports.counts(state, update))
         return [*rewarded, *keeps, closed, self._report(update)]
 
     # --- evaluation ---
@@ -428,7 +398,7 @@ class Gateway:
 
     def _device_scores(self, device: str, scores: DeviceScores, size: int, now: float) -> list[Action]:
         state = self.state
-        if _counted("evaluate", scores) == state.counted.get(device):
+        if gateway_tasks.counted("evaluate", scores) == state.counted.get(device):
             return [self._device_receipt(device, "evaluate", scores.round, True)]
         state.sent += size
         try:
@@ -436,7 +406,7 @@ class Gateway:
         except gate.Refused as refusal:
             return self._refuse(device, "evaluate", scores.round, str(refusal), now)
         state.scores[device] = scores.scores
-        state.counted = {**state.counted, device: _counted("evaluate", scores)}
+        state.counted = {**state.counted, device: gateway_tasks.counted("evaluate", scores)}
         state.received += scores.received
         state.waiting = tuple(name for name in state.waiting if name != device)
         return [
@@ -450,14 +420,7 @@ class Gateway:
         assert isinstance(task, GatewayEvaluation)
         late: list[Action] = [Settle(_task_key(device)) for device in state.waiting]
         silent: list[Action] = [Log("silent", device, task.round) for device in state.waiting]
-        report = GatewayScores(
-            instance=task.instance,
-            round=task.round,
-            scores=scores,
-            answered=answered,
-            traffic=Traffic(up=state.sent, down=state.received),
-            seconds=now - state.began,
-        )
+        report = gateway_reports.scores(state, scores, answered, now)
         state.phase, state.waiting, state.timers = "reported", (), {}
         return [
             *late,
@@ -475,7 +438,7 @@ class Gateway:
             return self._score_again()
         own = federation is not None and federation.evaluation == "test"
         if self.state.phase == "evaluating" and own and isinstance(task, GatewayEvaluation):
-            return [Work(self._evaluation(task))]
+            return [Work(gateway_reports.own_evaluation(self._job_id(), task))]
         return []
 
     def _score_again(self) -> list[Action]:
@@ -485,12 +448,6 @@ class Gateway:
         self.state.averaged = {role: digest(data) for role, data in averages.items()}
         keeps: list[Action] = [Keep(digest(data), data) for data in averages.values()]
         return [*keeps, Work(EvaluateJob(id=self._job_id(), candidates={0: self.state.averaged}))]
-
-    def _evaluation(self, task: GatewayEvaluation) -> EvaluateJob:
-        candidates = {
-            k: {role: ref.hash for role, ref in parts.items()} for k, parts in task.candidates.items()
-        }
-        return EvaluateJob(id=self._job_id(), candidates=candidates)
 
     def _job_failed(self, reason: str, now: float) -> list[Action]:
         failed: list[Action] = [Log("job failed", self.name, 0, {"why": reason})]
@@ -507,7 +464,7 @@ class Gateway:
         if (
             task is None
             or state.phase != "reported"
-            or (receipt.kind, receipt.round) != (_kind(task), task.round)
+            or (receipt.kind, receipt.round) != (gateway_tasks.kind(task), task.round)
         ):
             return []
         state.phase, state.answers, state.scores = "idle", {}, {}
@@ -518,24 +475,11 @@ class Gateway:
         return Send(Channel("update", self.name), report, REPORT)
 
     def _taken(self, task: GatewayTask | GatewayEvaluation) -> Send:
-        return Send(Channel("reply", self.name), Taken(kind=_kind(task), round=task.round))
+        return Send(Channel("reply", self.name), Taken(kind=gateway_tasks.kind(task), round=task.round))
 
     def _device_receipt(self, device: str, kind: str, round: int, accepted: bool, reason: str = "") -> Send:
         receipt = Receipt(kind=kind, round=round, accepted=accepted, reason=reason[:400])
         return Send(Channel("receipt", self.name, device), receipt)
-
-    def _counts(self, update: GatewayUpdate) -> dict[str, Any]:
-        return {
-            "asked": update.asked,
-            "answered": update.answered,
-            "refused": dict(sorted(self.state.refused.items())),
-            "samples": update.samples,
-            "accuracy": update.holdout.accuracy if update.holdout.count else None,
-            "up": update.traffic.up,
-            "down": update.traffic.down,
-            "seconds": round(update.seconds, 3),
-            "void": update.void,
-        }
 
     def _federation(self) -> Federation:
         federation = self.state.federation
@@ -545,25 +489,6 @@ class Gateway:
     def _job_id(self) -> str:
         task = self.state.task
         return "" if task is None else f"{self.state.phase}-{task.round}"
-
-
-def _kind(task: GatewayTask | GatewayEvaluation) -> str:
-    return "train" if isinstance(task, GatewayTask) else "evaluate"
-
-
-def _parts(task: GatewayTask | GatewayEvaluation) -> list[PartRef]:
-    if isinstance(task, GatewayTask):
-        return list(task.parts.values())
-    return [ref for parts in task.candidates.values() for ref in parts.values()]
-
-
-def _order(task: GatewayTask | GatewayEvaluation) -> tuple[int, int]:
-    return (task.round, isinstance(task, GatewayEvaluation))
-
-
-def _counted(kind: str, answer: DeviceUpdate | DeviceScores) -> tuple[str, str, int]:
-    """What is counted exactly once per device, whatever the link repeats."""
-    return (answer.instance, kind, answer.round)
 
 
 def _task_key(device: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedbac_edge.protocol.gateway_state import GatewayState, Member
+from fedbac_edge.protocol.messages import DeviceStatus
 
 
 def names(gateway: str, state: GatewayState) -> tuple[str, ...]:
@@ -19,6 +20,19 @@ def names(gateway: str, state: GatewayState) -> tuple[str, ...]:
 def member(state: GatewayState, device: str) -> Member:
     """What a device last said; of one that was never heard, nothing is assumed."""
     return state.members.get(device, Member())
+
+
+def hear(state: GatewayState, device: str, status: DeviceStatus) -> bool:
+    """Take a device's status; True when it has just come up."""
+    known = state.members.setdefault(device, Member())
+    came = status.state != "offline"
+    if not came and status.session < known.session:
+        return False  # a late will of an earlier session; a birth with a lower number is a new store
+    restarted = came and (not known.online or status.session != known.session)
+    known.online, known.session = came, status.session
+    if came:  # a will alone tells nothing: a device that died before its first word is yet to be heard
+        known.seen, known.samples, known.holdout = True, status.samples, status.holdout
+    return restarted
 
 
 def is_reachable(state: GatewayState, device: str) -> bool:

@@ -6,6 +6,8 @@ the paired change on the hold-outs of those who answer in round t+1, so it count
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedbac_edge.bandits import thompson
 from fedbac_edge.federation import Federation
 from fedbac_edge.protocol import roster
@@ -32,6 +34,18 @@ def select(gateway: str, state: GatewayState, round: int) -> thompson.Selection:
     count = thompson.participants(federation.selection.participation, len(able))
     rng = generator(federation.seed, "gateway", gateway, round, "select")
     return thompson.select(state.posteriors, able, count, rng, warm_up(federation, round))
+
+
+def explained(choice: thompson.Selection, state: GatewayState, round: int) -> dict[str, Any]:
+    """Why these devices: every draw with its posterior, for the ledger."""
+    federation = state.federation
+    assert federation is not None
+    return {
+        "asked": list(choice.chosen),
+        "draws": choice.draws,
+        "posteriors": {name: [p.a, p.b] for name, p in sorted(state.posteriors.items())},
+        "warm_up": warm_up(federation, round),
+    }
 
 
 def reward_paired(gateway: str, state: GatewayState, task: GatewayTask) -> list[Log]:
