@@ -24,11 +24,11 @@ def main() -> None:
     title = f"{'encoding':10} {'accuracy, mean (each seed)':40}"
     print(f"\n{title} {'bytes/update':>14} {'MB up':>8} {'of float32':>11}")
     whole = total(outcomes["float32"])
-    for name, found in outcomes.items():
+    for label, found in outcomes.items():
         accuracies = [100 * outcome.accuracy for outcome in found]
         each = " ".join(f"{accuracy:.2f}" for accuracy in accuracies)
         print(
-            f"{name:10} {f'{np.mean(accuracies):.2f} % ({each})':40} "
+            f"{label:10} {f'{np.mean(accuracies):.2f} % ({each})':40} "
             f"{found[0].device_bytes / updates:14,.0f} {total(found) / 1e6:8.1f} {total(found) / whole:11.3f}"
         )
     print(f"\n{sum(outcome.seconds for found in outcomes.values() for outcome in found):.0f} s of runs")
