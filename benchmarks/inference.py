@@ -74,6 +74,7 @@ def forms(name: str, shape: tuple[int, int, int], batch: int) -> dict[str, Call]
         "pair, ONNX uint8, fused, part logits": onnx(graph.build(two, part_logits=True), pixels),
         "pair, ONNX uint8, fused, int8": onnx(quantise.quantise(two, few), pixels),
         "pair, Session.predict": lambda: whole.predict(pixels),
+        "pair, Session.predict, probabilities": lambda: [p.probability for p in whole.predict(pixels)],
         "pair, TorchScript, fused": script(torchscript.build(two, input_kind="float"), values),
         "pair, TorchScript, two branches": script(
             torchscript.build(two, input_kind="float", fuse=False), values
