@@ -68,7 +68,9 @@ class Signer(Protocol):
 
 
 def is_due(state: CloudState, federation: Federation) -> bool:
-    """After each `every` rounds, and always after the last one; once per round."""
+    """After each `every` rounds and after the last one, once per round; and when one waited for a sweep."""
+    if state.build_again and state.building is None:
+        return True
     every = federation.releases.every
     last = state.phase == "finished"
     if state.round == 0 or not (last or (every and state.round % every == 0)):
@@ -94,7 +96,7 @@ def order(state: CloudState, method: Method, round: int) -> list[Action]:
         parts = {role: state.parts[name].hash for role, name in method.served(cluster).items()}
         clusters[cluster] = ClusterRelease(tuple(sites), parts, accuracy, after)
     job = ReleaseJob(f"release-{round}", state.instance, round, clusters)
-    state.building = job
+    state.building, state.build_again = job, False
     return [Work(job)]
 
 
@@ -138,10 +140,13 @@ def built(
 
 
 def _follow(state: CloudState, method: Method) -> list[Action]:
-    """The release that became due meanwhile. While a round is open its training is not in the parts yet."""
-    if not state.build_again:
+    """The release that became due meanwhile. While a round is open its training is not in the parts yet.
+
+    While models are evaluated it waits for the end of that, when there is an accuracy and sites have moved:
+    otherwise the last release of a campaign would be of the same parts as the one before.
+    """
+    if not state.build_again or state.phase == "evaluating":
         return []
-    state.build_again = False
     return order(state, method, state.round - 1 if state.phase == "training" else state.round)
 
 

@@ -97,6 +97,27 @@ def test_rounds_quicker_than_builds_get_their_releases(finished: FinishedCloud) 
         assert state.building is None
 
 
+def test_what_becomes_due_before_an_evaluation_is_built_after_it(finished: FinishedCloud) -> None:
+    """Else the last release would have the parts of the one before, and going back would lead nowhere."""
+    key = keys.make(finished.directory / "release.key")
+    with opened_store(finished.directory, "cloud") as store:
+        machine = tiers.cloud(finished.federation, "2" * 8, store, signer=key).machine
+        assert isinstance(machine, Cloud)
+        state, method = machine.state, machine.method
+        state.round = 1
+        releasing.order(state, method, 1)
+        state.round = 2
+        releasing.order(state, method, 2)
+        state.round, state.phase = 3, "evaluating"
+        (line,) = machine.handle(JobFailed("release-1", "whatever"), 1.0)
+        assert isinstance(line, Log)
+        assert state.building is None
+        state.phase = "training"
+        assert releasing.is_due(state, finished.federation)
+        releasing.order(state, method, 3)
+        assert not releasing.is_due(state, finished.federation)
+
+
 BAD_ORDERS = {
     "another key": "not signed with the key",
     "another purpose": "not signed with the key",
