@@ -25,7 +25,7 @@ from fedbac_edge.models.catalog import UnknownArchitecture, architecture
 from fedbac_edge.protocol.device import Device, Profile
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store, stopping_on_signals
-from fedbac_edge.store import StoreError
+from fedbac_edge.store import StoreError, StoreFailed
 
 BACK_OFF_S = 0.5
 
@@ -46,6 +46,8 @@ def join(settings: Settings, voice: Voice) -> None:
         voice.say("left", "left")
     except (identity.IdentityError, StoreError) as error:
         raise Misconfigured(str(error)) from error
+    except (StoreFailed, OSError) as error:
+        raise Failed(str(error)) from error
     finally:
         notify.notify("STOPPING=1")
         logging.getLogger().removeHandler(handler)

@@ -31,7 +31,7 @@ from fedbac_edge.protocol.engine import ModelFailed
 from fedbac_edge.protocol.serving import Serving, ServingState
 from fedbac_edge.releases import keys
 from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store, stopping_on_signals
-from fedbac_edge.store import LedgerLine, Store, StoreError
+from fedbac_edge.store import LedgerLine, Store, StoreError, StoreFailed
 
 BACK_OFF_S = 0.5
 SESSION_S = 30
@@ -61,6 +61,8 @@ def serve(settings: ServeSettings, voice: Voice) -> None:
         voice.say("left", "left")
     except (identity.IdentityError, StoreError) as error:
         raise Misconfigured(str(error)) from error
+    except (StoreFailed, OSError) as error:
+        raise Failed(str(error)) from error
     except Stopped as error:
         raise Failed(str(error)) from error
     finally:

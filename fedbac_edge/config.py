@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from broker import access
 from broker.topics import BadName, check_name
 from fedbac_edge.bandits.linucb import initial_assignment
 from fedbac_edge.bandits.thompson import participants
@@ -61,6 +62,8 @@ def check(federation: Federation) -> Federation:
         check_name(federation.name, "federation")
         for gateway, devices in federation.gateways.items():
             check_name(gateway, "gateway")
+            if gateway in (access.CLOUD, access.OBSERVER):
+                raise FederationError(f"[gateways] {gateway}: this name is taken; choose another")
             for device in devices:
                 check_name(device, "device")
             if len(set(devices)) != len(devices):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-RESTRAINED = frozenset({"unreadable", "refused", "publish refused", "foreign task", "stale task", "declined"})
+RESTRAINED = frozenset(
+    {"unreadable", "refused", "publish refused", "foreign task", "foreign spec", "stale task", "declined"}
+)
 """Kinds of lines that somebody else's messages cause, as many as he likes."""
 LINES = 20
 PERIOD_S = 600.0

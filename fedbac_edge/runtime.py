@@ -99,6 +99,8 @@ class Runtime:
         self._store, self._node, self._worker = store, node, worker
         self._observe, self._until = observe, until
         self._inbox: Inbox = queue.SimpleQueue()
+        # Before the will is made: it must carry the number of this session, or it counts as a late one.
+        self._first_effects = node.start(time.monotonic())
         self._bus = open_bus(self._inbox, node.will())
         self._test = self._self_test(node)
         self._topics: dict[int, str] = {}
@@ -121,7 +123,7 @@ class Runtime:
     def run(self) -> None:
         """Run until `until` holds or `stop`; says goodbye on the way out. Raises Stopped."""
         try:
-            self._carry_out(self._node.start(time.monotonic()))
+            self._carry_out(self._first_effects)
             self._bus.start()
             self._loop()
         finally:

@@ -57,6 +57,10 @@ class StoreInUse(StoreError):
     """Another process has the store."""
 
 
+class StoreFailed(RuntimeError):
+    """The store could not be written: no room, a broken disk. What was committed before is safe."""
+
+
 @dataclass(frozen=True)
 class OutboxRow:
     """One publication that is still to be made or still awaits its answer."""
@@ -115,6 +119,7 @@ class Store:
         Not `durable` (the laboratory): commits survive a kill -9 but not a power cut, and no other process
         may open the file meanwhile. It saves the waiting for the disk.
         """
+        self._name = "in memory" if path is None else str(path)
         self._connection = _connect(path, read_only, durable)
         try:
             self._migrate(path, read_only)
@@ -140,13 +145,19 @@ class Store:
         if self._connection.in_transaction:
             yield
             return
-        self._connection.execute("BEGIN IMMEDIATE")
         try:
+            self._connection.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._connection.execute("ROLLBACK")
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself on a full disk
+                self._connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise StoreFailed(
+                    f"the store {self._name} cannot be written ({error}); "
+                    "make room or mend the disk, then start again: nothing is lost"
+                ) from error
             raise
-        self._connection.execute("COMMIT")
 
     # --- state ---
 

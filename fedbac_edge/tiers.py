@@ -59,6 +59,7 @@ def cloud(
     machine = Cloud(federation, store.blobs, state, signer, continuing)
     name = federation.name
     listens: dict[str, tuple[type[messages.Message], ...]] = {
+        topics.spec(name): (messages.Spec,),
         topics.edge_filter(name, "status"): (messages.GatewayStatus,),
         topics.edge_filter(name, "reply"): (messages.Taken,),
         topics.edge_filter(name, "update"): (messages.GatewayUpdate, messages.GatewayScores),

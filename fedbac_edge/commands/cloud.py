@@ -58,7 +58,7 @@ def run(
 ) -> None:
     """Hold the rounds of a federation; ends when the last one is evaluated, or never with --continue.
 
-    Stopped or killed at any point, the same command goes on from there.
+    Stopped (SIGTERM, Ctrl-C: exit code 0) or killed at any point, the same command goes on from there.
 
     \b
     Example:
@@ -66,7 +66,7 @@ def run(
     """
     with explained():
         from broker.mqtt import MqttBus
-        from fedbac_edge import config, notify, tiers
+        from fedbac_edge import config, notify, rivals, tiers
         from fedbac_edge.commands.releasing import ReleaseNotes, open_key
         from fedbac_edge.commands.views import showing
         from fedbac_edge.releases import keys, worker
@@ -87,6 +87,12 @@ def run(
                 continuing=continuing,
                 ledger_rounds=ledger_rounds,
             )
+            rival = rivals.find(url, federation.name, node.machine.state.instance)
+            if rival is not None:
+                raise Failed(
+                    f"another cloud (instance {rival}) holds the federation {federation.name!r} on {url}: "
+                    "stop that one first, or give this federation another name"
+                )
             with showing(federation.rounds, as_json) as view:
                 follow = Follow(view, node, federation, lambda: runtime.link)
                 notes = ReleaseNotes(view, node)
@@ -117,10 +123,11 @@ def run(
                 notify.notify("STOPPING=1")
                 if not is_finished(node):
                     reached: CloudState = node.machine.state
-                    raise Failed(
+                    view.note(
                         f"stopped in round {reached.round} of {federation.rounds * reached.campaign}; "
                         "the same command goes on from there"
                     )
+                    return
                 view.note(f"finished: {federation.rounds} rounds; next: fedbac export --state {directory}")
 
 

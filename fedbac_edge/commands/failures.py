@@ -39,13 +39,13 @@ def explained() -> Iterator[None]:
         from fedbac_edge.datasets.samples import DataError
         from fedbac_edge.discovery import DiscoveryError, Interrupted
         from fedbac_edge.runtime import Stopped
-        from fedbac_edge.store import StoreError
+        from fedbac_edge.store import StoreError, StoreFailed
 
         asked = (AccessError, FederationError, DataError, PartitionError, BadUrl, BadName, StoreError)
         if isinstance(error, asked):
             raise Misconfigured(str(error)) from error
         if isinstance(error, Interrupted):
             raise Failed("stopped before a federation was found") from error
-        if isinstance(error, (BrokerError, DiscoveryError, ExportError, Stopped, OSError)):
+        if isinstance(error, (BrokerError, DiscoveryError, ExportError, Stopped, StoreFailed, OSError)):
             raise Failed(str(error)) from error
         raise

@@ -62,6 +62,8 @@ from fedbac_edge.protocol.messages import (
     Taken,
 )
 
+RECLAIM_S = 10.0
+
 
 class Cloud:
     """The machine; `blobs` is the store's view by content hash. Without a `signer` there are no releases."""
@@ -119,7 +121,9 @@ class Cloud:
                 self.state.session += 1
                 return self._found(now) if self.state.phase == "new" else self._go_on_after_restart(now)
             case Hello():
-                return [self.status(self.state.phase)]
+                return [*self._reclaim(now), self.status(self.state.phase)]
+            case Received(message=Spec() as spec):
+                return self._hear_spec(spec, now)
             case Received(message=GatewayStatus() as status):
                 return self._presence(event.channel.gateway, status, now)
             case Received(message=Taken() as taken):
@@ -148,13 +152,30 @@ class Cloud:
         drawn = generations.begin(state, self.method, self.model, federation.seed)
         state.phase, state.round = "gathering", 0
         state.timers = {"gather": now + federation.deadlines.gather_s}
-        spec = Spec(federation=federation, instance=state.instance, software=__version__)
         return [
             *drawn,
-            Send(Channel("spec"), spec, retain=True),
+            self._spec(),
             Log("founded", state.instance, 0, {name: ref.hash for name, ref in state.parts.items()}),
             self.status("gathering"),
         ]
+
+    def _spec(self) -> Send:
+        spec = Spec(federation=self.federation, instance=self.state.instance, software=__version__)
+        return Send(Channel("spec"), spec, retain=True)
+
+    def _hear_spec(self, spec: Spec, now: float) -> list[Action]:
+        """Another cloud has spoken for this federation: gateways and devices must come back to its owner."""
+        self.state.contested = spec.instance != self.state.instance
+        if not self.state.contested:
+            return []
+        return [Log("foreign spec", spec.instance, self.state.round), *self._reclaim(now)]
+
+    def _reclaim(self, now: float) -> list[Action]:
+        """Say again whose federation it is; at most every RECLAIM_S, lest two clouds shout at each other."""
+        if not self.state.contested or now - self.state.reclaimed < RECLAIM_S:
+            return []
+        self.state.reclaimed = now
+        return [self._spec()]
 
     def _presence(self, gateway: str, status: GatewayStatus, now: float) -> list[Action]:
         restarted, became_ready = sites.hear(self.state, gateway, status)

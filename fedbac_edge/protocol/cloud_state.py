@@ -60,6 +60,10 @@ class CloudState(msgspec.Struct, kw_only=True):
 
     instance: str
     session: int = 0
+    contested: bool = False
+    """The specification on the broker is that of another cloud."""
+    reclaimed: float = -1e9
+    """When this cloud last put its own in that place."""
     phase: Phase = "new"
     round: int = 0
     """Counted from 1 over all campaigns."""

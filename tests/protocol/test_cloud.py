@@ -13,7 +13,7 @@ from fedbac_edge.parts import pack, unpack
 from fedbac_edge.protocol import gate
 from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.engine import Announce, Keep, Resend, Send, Settle, Started, Withdraw
+from fedbac_edge.protocol.engine import Announce, Hello, Keep, Resend, Send, Settle, Started, Withdraw
 from fedbac_edge.protocol.messages import (
     CloudStatus,
     GatewayEvaluation,
@@ -336,3 +336,25 @@ def test_a_state_with_the_largest_claims_can_be_read_back(centre: Centre) -> Non
     for status in told:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(status), type=CloudStatus) == status
     assert centre.values()["global"] == {1.0}
+
+
+def test_another_clouds_specification_is_put_right_without_a_shouting_match(
+    federation_of: Any, bench: Any, part_of: Any
+) -> None:
+    """Whose federation it is stands on the broker again at once, but two clouds do not answer each other."""
+    centre = Centre(federation_of(), bench, part_of)
+    centre.begin()
+    own = next(a.message for a in centre.founded if isinstance(a, Send) and isinstance(a.message, Spec))
+    foreign = msgspec.structs.replace(own, instance="12345678")
+
+    def said(actions: list[Any]) -> list[Any]:
+        return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Spec)]
+
+    assert said(centre.bench.receive(own, "spec")) == []
+    assert said(centre.bench.receive(foreign, "spec")) == [own]
+    assert said(centre.bench.receive(foreign, "spec")) == []  # not again for a while
+    centre.bench.now += 60
+    assert said(centre.bench.do(Hello())) == [own]
+    assert said(centre.bench.receive(own, "spec")) == []
+    centre.bench.now += 60
+    assert said(centre.bench.do(Hello())) == []  # it is ours again

@@ -61,8 +61,18 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.lists(strategy(item), max_size=3)
         case inspect.StructType(cls=cls, fields=fields):
             drawn = {field.name: strategy(field.type) for field in fields}
-            return st.fixed_dictionaries(drawn).map(lambda values: cls(**values))
+            chosen = st.fixed_dictionaries(drawn).filter(lambda values: is_possible(cls, values))
+            return chosen.map(lambda values: cls(**values))
     raise NotImplementedError(kind)
+
+
+def is_possible(kind: type, values: dict[str, Any]) -> bool:
+    """False for combinations that the type itself refuses, such as more turns than epochs."""
+    try:
+        kind(**values)
+    except ValueError:
+        return False
+    return True
 
 
 def subclasses(kind: type[Message]) -> list[type[Message]]:
