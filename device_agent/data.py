@@ -34,6 +34,8 @@ class DeviceData:
     classes: tuple[str, ...]
     train: Samples
     holdout: Samples
+    turned_gray: int = 0
+    """Colour pictures that a federation of gray ones got."""
 
     @classmethod
     def open(
@@ -58,7 +60,7 @@ class DeviceData:
             path, classes=classes, input_shape=input_shape, resize=resize, allow_unlabelled=allow_unlabelled
         )
         train, held = holdout.split(samples, holdout_fraction)
-        return cls(tuple(classes), train, held)
+        return cls(tuple(classes), train, held, samples.turned_gray)
 
     @property
     def samples(self) -> int:
@@ -86,4 +88,6 @@ class DeviceData:
         pieces = [f"{self.samples:,} samples", classes, f"{len(self.holdout):,} held out"]
         if self.unlabelled:
             pieces.append(f"{self.unlabelled:,} unlabelled")
+        if self.turned_gray:
+            pieces.append(f"{self.turned_gray:,} colour pictures turned gray, as this federation's are")
         return ", ".join(pieces)

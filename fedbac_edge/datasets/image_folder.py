@@ -28,6 +28,8 @@ MAX_PIXELS = 64_000_000
 
 # Pictures too, and nobody wants them left out without a word.
 _UNREADABLE = frozenset({".heic", ".heif", ".avif", ".dng", ".nef", ".cr2", ".arw", ".svg", ".jxl"})
+_GRAY = frozenset({"1", "L", "LA", "La"})
+"""Pillow's modes without colour."""
 _LAYOUT = "Put pictures into one folder per class, for example photos/{}/001.png"
 
 
@@ -50,9 +52,11 @@ def read(
     channels, height, width = input_shape
     refuse_oversize(folder, len(found) * channels * height * width)
     x = np.empty((len(found), height, width, channels), dtype=np.uint8)
+    turned_gray = 0
     for index, (path, _) in enumerate(found):
-        x[index] = decode(path, input_shape, resize=resize)
-    return Samples(x, np.array([label for _, label in found], dtype=np.int64))
+        x[index], colour = _decode(path, input_shape, resize)
+        turned_gray += colour and channels == 1
+    return Samples(x, np.array([label for _, label in found], dtype=np.int64), turned_gray)
 
 
 def decode(path: Path, input_shape: tuple[int, int, int], *, resize: bool = False) -> npt.NDArray[np.uint8]:
@@ -60,6 +64,13 @@ def decode(path: Path, input_shape: tuple[int, int, int], *, resize: bool = Fals
 
     The size is checked in the header, before pixels are decoded. Raises DataError naming the file.
     """
+    return _decode(path, input_shape, resize)[0]
+
+
+def _decode(
+    path: Path, input_shape: tuple[int, int, int], resize: bool
+) -> tuple[npt.NDArray[np.uint8], bool]:
+    """The pixels, and whether the file holds a colour picture."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -85,7 +96,8 @@ def decode(path: Path, input_shape: tuple[int, int, int], *, resize: bool = Fals
             plain = upright.convert("L" if channels == 1 else "RGB")
             if plain.size != (width, height):
                 plain = plain.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(plain, dtype=np.uint8).reshape(height, width, channels)
+            pixels = np.asarray(plain, dtype=np.uint8).reshape(height, width, channels)
+            return pixels, upright.mode not in _GRAY
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

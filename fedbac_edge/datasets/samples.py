@@ -30,10 +30,12 @@ class Samples:
 
     `x`: uint8 (N, H, W, C), 0 to 255, as stored: the federation's normalisation is applied in training.
     `y`: int64 (N,), positions in the federation's class list, or UNLABELLED where the caller allowed it.
+    `turned_gray`: how many were colour pictures before they were read; not kept by `take`.
     """
 
     x: npt.NDArray[np.uint8]
     y: npt.NDArray[np.int64]
+    turned_gray: int = 0
 
     def __len__(self) -> int:
         return len(self.x)

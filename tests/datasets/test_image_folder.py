@@ -184,3 +184,11 @@ def test_a_decompression_bomb_is_refused_by_its_header(tmp_path: Path, side: int
 def test_two_channels_cannot_come_from_pictures(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 or 3 channels, the federation's have 2"):
         image_folder.decode(save(tmp_path / "1.png"), (2, 8, 10))
+
+
+def test_colour_pictures_that_a_gray_federation_gets_are_counted(tmp_path: Path) -> None:
+    for number in range(3):
+        save(tmp_path / "cat" / f"{number}.png")
+    save(tmp_path / "dog" / "1.png", PIXELS[..., 0])
+    assert read(tmp_path, channels=1).turned_gray == 3
+    assert read(tmp_path, channels=3).turned_gray == 0

@@ -42,6 +42,15 @@ def test_classes_that_a_device_lacks_are_counted_as_zero(tmp_path: Path) -> None
     assert data.summary() == "3 samples, 1 of 3 classes, 0 held out"
 
 
+def test_colour_that_is_lost_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "owl" / "1.png"
+    path.parent.mkdir()
+    Image.new("RGB", (6, 6), (200, 10, 10)).save(path)
+    told = "1 colour pictures turned gray, as this federation's are"
+    assert told in DeviceData.open(tmp_path, classes=CLASSES, input_shape=SHAPE).summary()
+    assert told not in DeviceData.open(tmp_path, classes=CLASSES, input_shape=(3, 6, 6)).summary()
+
+
 def test_opening_again_holds_out_the_same(tmp_path: Path) -> None:
     path = archive(tmp_path / "data.npz", 400, [0, 1, 2])
     first, second = (DeviceData.open(path, classes=CLASSES, input_shape=SHAPE) for _ in range(2))
