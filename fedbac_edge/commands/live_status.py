@@ -133,7 +133,8 @@ def show(found: dict[str, Any]) -> list[str]:
     if cloud is None:
         lines.append("  cloud: never seen")
     else:
-        lines.append(f"  cloud: {cloud['state']}, round {cloud['round']} of {cloud['rounds']}")
+        state = "finished" if is_finished(cloud) else cloud["state"]
+        lines.append(f"  cloud: {state}, round {cloud['round']} of {cloud['rounds']}")
         if cloud["last"] is not None:
             last = msgspec.convert(cloud["last"], RoundSummary)
             lines += ["  " + rounds.header(), "  " + rounds.line(last)]
@@ -142,11 +143,9 @@ def show(found: dict[str, Any]) -> list[str]:
         if status is None:
             lines.append(f"  gateway {name}: never seen")
         else:
-            ready = "ready" if status["ready"] else "not ready"
-            lines.append(
-                f"  gateway {name}: {status['state']}, {ready}, {status['online']} of {status['devices']} "
-                f"devices online, round {status['round']}"
-            )
+            ready = "" if status["state"] == "offline" else ", ready" if status["ready"] else ", not ready"
+            online, devices = count_devices(gateway)
+            lines.append(f"  gateway {name}: {status['state']}{ready}, {online} of {devices} devices online")
         lines += _releases(gateway)
         for device, said in gateway["devices"].items():
             lines.append(
@@ -155,6 +154,26 @@ def show(found: dict[str, Any]) -> list[str]:
             )
     lines += [f"  unreadable: {topic}: {why}" for topic, why in found.get("unreadable", {}).items()]
     return lines
+
+
+def is_finished(cloud: dict[str, Any]) -> bool:
+    """A cloud that ends after its last round says "offline", as one that was stopped does."""
+    last = cloud["last"]
+    if cloud["state"] != "offline" or last is None:
+        return bool(cloud["state"] == "finished")
+    return bool(cloud["round"] == cloud["rounds"] == last["round"] and last["phase"] == "evaluate")
+
+
+def count_devices(gateway: dict[str, Any]) -> tuple[int, int]:
+    """(online, known) devices of a gateway, by their own word.
+
+    The gateway's own count is older once it is offline. It counts where the devices cannot be heard: behind a
+    bridge what they say stays at the site.
+    """
+    status, said = gateway["status"], gateway["devices"]
+    if not said:
+        return (0 if status["state"] == "offline" else status["online"]), status["devices"]
+    return sum(each["state"] != "offline" for each in said.values()), max(len(said), status["devices"])
 
 
 def _releases(gateway: dict[str, Any]) -> list[str]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import queue
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from broker import topics, wire
+from broker.bus import Published
+from broker.mqtt import MqttBus
+from broker.url import BrokerUrl
 from fedbac_edge.cli import cli
+from fedbac_edge.protocol.messages import CloudStatus, DeviceStatus, GatewayStatus, Message, RoundSummary
 from fedbac_edge.store import Store
 
 
@@ -82,3 +88,47 @@ def test_a_broker_without_a_federation(runner: CliRunner, mosquitto: str) -> Non
     result = runner.invoke(cli, ["status", "--broker", mosquitto])
     assert result.exit_code == 1
     assert "has the cloud been started" in result.output
+
+
+def _retain(url: str, messages: dict[str, Message]) -> None:
+    """Publish them as their owners would, and wait until the broker has them."""
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    bus = MqttBus(BrokerUrl.parse(url), "owner", inbox)
+    bus.start()
+    for token, (topic, message) in enumerate(messages.items(), start=1):
+        bus.publish(topic, wire.encode(message), retain=True, token=token)
+    left = len(messages)
+    while left:
+        left -= isinstance(inbox.get(timeout=10), Published)
+    bus.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("round", "phase", "shown"),
+    [(4, "evaluate", "finished"), (4, "train", "offline"), (2, "evaluate", "offline")],
+)
+def test_a_cloud_that_is_away_has_finished_or_was_stopped(
+    runner: CliRunner, mosquitto: str, round: int, phase: str, shown: str
+) -> None:
+    last = RoundSummary(
+        round=round, phase=phase, seconds=1.0, sites={}, active_clusters=1, up_bytes=1, down_bytes=1
+    )
+    _retain(
+        mosquitto,
+        {
+            topics.cloud_status("tiny"): CloudStatus(
+                state="offline", session=1, round=round, rounds=4, last=last
+            ),
+            # The gateway was cut off and could not say that its devices have left.
+            topics.edge("tiny", "gw1", "status"): GatewayStatus(
+                state="offline", session=1, ready=True, devices=2, online=2, round=1
+            ),
+            topics.device("tiny", "gw1", "d1", "status"): DeviceStatus(state="offline", session=1),
+            topics.device("tiny", "gw1", "d2", "status"): DeviceStatus(state="idle", session=1),
+        },
+    )
+    result = runner.invoke(cli, ["status", "--broker", mosquitto])
+    assert result.exit_code == 0, result.output
+    assert f"cloud: {shown}, round {round} of 4" in result.output
+    assert "gateway gw1: offline, 1 of 2 devices online\n" in result.output
