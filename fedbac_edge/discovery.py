@@ -138,7 +138,8 @@ class _Search:
         if len(self._found) > 1:
             raise SeveralFederations(
                 f"{self._url} holds several federations ({', '.join(sorted(self._found))}): "
-                f"choose one, for example --federation {min(self._found)}"
+                f"choose one, for example --federation {min(self._found)}; one that is over is cleared with "
+                "fedbac broker forget NAME"
             )
         if not self._found and self._unreadable:
             self._refuse_unreadable(min(self._unreadable))

@@ -1,4 +1,4 @@
-"""`fedbac broker`: a broker in the foreground, or the configuration for one that is installed."""
+"""`fedbac broker`: one in the foreground, the configuration for an installed one, what one should forget."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbac_edge.commands.failures import Misconfigured, explained
-from fedbac_edge.commands.options import FILE
+from fedbac_edge.commands.failures import Failed, Misconfigured, explained
+from fedbac_edge.commands.options import FILE, address, broker_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ def broker() -> None:
     Example:
       fedbac broker run --port 1883
       fedbac broker config --federation federation.toml > mosquitto.conf
+      fedbac broker forget orchard
     """
 
 
@@ -134,6 +135,50 @@ def config(
             secret_files.write(out / "mosquitto.conf", text.encode())
             text = "\n".join(access.explain(out, given, host, port)) + "\n"
     click.echo(text, nl=False)
+
+
+@broker.command()
+@click.argument("name")
+@broker_options
+@click.option("--force", is_flag=True, help="Even when its cloud says that it is online.")
+@click.option("--timeout", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds.")
+def forget(
+    name: str,
+    broker: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    force: bool,
+    timeout: float,
+) -> None:
+    """Clear every retained topic of the federation NAME, which is over, so that nobody finds it any more.
+
+    Stores are not touched: a cloud, gateway or device that runs, or is started again, publishes anew.
+
+    \b
+    Example:
+      fedbac broker forget orchard --broker mqtt://broker.local
+    """
+    with explained():
+        from broker.topics import check_name
+        from fedbac_edge.commands.forgetting import Conversation
+
+        check_name(name, "federation")
+        url = address(broker, ca, cert, key)
+        with Conversation(url, name, timeout) as talk:
+            found = talk.remains()
+            if not found.names:
+                raise Failed(f"the broker at {url} holds nothing of a federation {name!r}")
+            if found.cloud and not force:
+                raise Failed(
+                    f"the cloud of {name} is online: stop it first, or give --force if it is known to be gone"
+                )
+            talk.clear(found.names)
+        click.echo(f"cleared {len(found.names)} retained topics of {name} from {url}")
+        if found.online:
+            click.echo(
+                f"still online, so they may publish again: {', '.join(sorted(found.online))}", err=True
+            )
 
 
 def _access(

@@ -123,10 +123,11 @@ def run(
                 notify.notify("STOPPING=1")
                 if not is_finished(node):
                     reached: CloudState = node.machine.state
-                    view.note(
-                        f"stopped in round {reached.round} of {federation.rounds * reached.campaign}; "
-                        "the same command goes on from there"
+                    total = federation.rounds * reached.campaign
+                    where = (
+                        f"in round {reached.round} of {total}" if reached.round else "before the first round"
                     )
+                    view.note(f"stopped {where}; the same command goes on from there")
                     return
                 view.note(f"finished: {federation.rounds} rounds; next: fedbac export --state {directory}")
 

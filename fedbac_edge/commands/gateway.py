@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedbac_edge.commands.failures import explained
+from fedbac_edge.commands.failures import Misconfigured, explained
 from fedbac_edge.commands.options import FILE, address, broker_options, ledger_option, say_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.url import BrokerUrl
+    from fedbac_edge.federation import Federation
     from fedbac_edge.node import Node
+    from fedbac_edge.protocol.messages import Spec
     from fedbac_edge.store import LedgerLine
 
 
@@ -46,6 +48,8 @@ def run(
 ) -> None:
     """Serve the devices of the site NAME: choose, collect, average. Stays until SIGTERM or Ctrl-C.
 
+    Exit code 2 when the federation lists its gateways and NAME is not among them.
+
     \b
     Example:
       fedbac gateway run gw1 --broker mqtt://broker.local
@@ -59,15 +63,32 @@ def run(
         say_warnings()
         check_name(name, "gateway")
         url = address(broker, ca, cert, key)
-        found = check_name(federation, "federation") if federation else _discover(url)
+        if federation is not None:
+            check_name(federation, "federation")
+        found = federation or ""
+        # A gateway that was there before can do without the cloud: its store has the description.
+        if not found or not ((state or Path("runs") / found) / f"gateway-{name}.sqlite").exists():
+            spec = _discover(url, federation)
+            if spec is None:
+                click.echo("stopped before a federation was found")
+                return
+            check_listed(spec.federation, name)
+            found = spec.federation.name
         directory = state or Path("runs") / found
         with opened_store(directory, f"gateway-{name}") as store:
             node = tiers.gateway(found, name, store, ledger_rounds=ledger_rounds)
+            narrate = Narrate(node, lambda: runtime.link)
+
+            def observe(node: Node) -> None:
+                if (spec := node.machine.state.spec) is not None:
+                    check_listed(spec.federation, name)
+                narrate(node)
+
             runtime = Runtime(
                 store,
                 node,
                 lambda inbox, will: MqttBus(url, f"fedbac-{found}-gateway-{name}", inbox, will),
-                observe=Narrate(node, lambda: runtime.link),
+                observe=observe,
             )
             click.echo(f"gateway {name} of {found} at {url}, state in {directory}")
             notify.notify("READY=1", f"STATUS=gateway {name} of {found}")
@@ -77,19 +98,34 @@ def run(
             click.echo("stopped")
 
 
-def _discover(url: BrokerUrl) -> str:
-    """The name of the only federation on the broker; waits for it, until a signal ends the wait."""
+def check_listed(federation: Federation, name: str) -> None:
+    """A cloud that lists its gateways would never ask another one. Raises Misconfigured."""
+    if federation.gateways and name not in federation.gateways:
+        raise Misconfigured(
+            f"federation {federation.name} has no gateway {name!r}; NAME is one of: "
+            f"{', '.join(sorted(federation.gateways))} (they stand in its federation.toml under [gateways])"
+        )
+
+
+def _discover(url: BrokerUrl, federation: str | None) -> Spec | None:
+    """The named federation, or the only one on the broker; waits for it. None: a signal ended the wait."""
     import threading
 
     from fedbac_edge import notify
-    from fedbac_edge.discovery import find_spec
+    from fedbac_edge.discovery import Interrupted, SeveralFederations, find_spec
     from fedbac_edge.runtime import LEAVE_S, stopping_on_signals
 
     stop = threading.Event()
     turns = notify.Turns(stop.is_set)
     notify.notify("READY=1", "STATUS=looking for the federation")
     with stopping_on_signals(stop.set, LEAVE_S), notify.watched([turns.poke]):
-        return find_spec(url, None, "fedbac-gateway", click.echo, turns).federation.name
+        try:
+            return find_spec(url, federation, "fedbac-gateway", click.echo, turns)
+        except Interrupted:
+            notify.notify("STOPPING=1")
+            return None
+        except SeveralFederations as error:
+            raise Misconfigured(str(error)) from error
 
 
 class Narrate:

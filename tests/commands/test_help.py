@@ -45,6 +45,8 @@ def test_every_help_has_an_example(runner: CliRunner, path: tuple[str, ...]) -> 
         ["gateway", "run", "gw1", "--broker", "http://localhost"],
         ["broker", "run", "--port", "70000"],
         ["broker", "config", "--ca", "nothing.pem"],
+        ["broker", "forget"],
+        ["broker", "forget", "a/b"],
         ["status", "--state", "nowhere"],
         ["status", "--federation", "a+b"],
         ["export", "--out", "models"],

@@ -149,13 +149,18 @@ def test_cloud_and_gateway_find_each_other(
     other = runner.invoke(cli, ["status", "--broker", mosquitto, "--federation", "other"])
     assert other.exit_code == 1
 
+    kept = runner.invoke(cli, ["broker", "forget", "tiny", "--broker", mosquitto])
+    assert kept.exit_code == 1
+    assert "the cloud of tiny is online" in kept.output
+
     second = start(*run)
     assert second.process.wait(20) == 2
     assert "another process uses" in second.log.read_text()
     assert gateway.end() == 0
     cloud.wait_for("gw1 (not there), gw2 (not there)")
-    assert cloud.end() == 1
-    assert "the same command goes on from there" in cloud.log.read_text()
+    assert cloud.end() == 0
+    assert "stopped before the first round; the same command goes on from there" in cloud.log.read_text()
+    assert "Error" not in cloud.log.read_text()
 
     Path(federation).write_text(TINY.replace("rounds = 3", "rounds = 4"))
     changed = start(*run)
@@ -189,4 +194,53 @@ def test_a_broker_that_is_not_there_is_named_and_waited_for(
     cloud.wait_for(f"tiny at {broker}")
     cloud.wait_for("broker: ")
     cloud.wait_for("waiting for gw1 (not there)")
-    assert cloud.end(signal.SIGINT) == 1
+    assert cloud.end(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("named", [(), ("--federation", "tiny")], ids=["found", "named"])
+def test_a_gateway_that_is_not_listed_is_told_so(
+    start: Start, tmp_path: Path, mosquitto: str, federation: str, named: tuple[str, ...]
+) -> None:
+    """It waits for the cloud, and leaves no trace that the cloud would wait for."""
+    stranger = start("gateway", "run", "gw9", "--broker", mosquitto, "--state", str(tmp_path / "g"), *named)
+    stranger.wait_for("waiting: no federation")
+    cloud = start(
+        *("cloud", "run", "--federation", federation, "--broker", mosquitto),
+        *("--state", str(tmp_path / "c")),
+    )
+    cloud.wait_for("waiting for gw1 (not there), gw2 (not there)")
+    assert stranger.process.wait(20) == 2
+    assert "no gateway 'gw9'; NAME is one of: gw1, gw2" in stranger.log.read_text()
+    assert "gw9" not in cloud.log.read_text()
+
+
+def test_a_gateway_that_leaves_before_it_found_anything(start: Start, tmp_path: Path, mosquitto: str) -> None:
+    gateway = start("gateway", "run", "gw1", "--broker", mosquitto, "--state", str(tmp_path / "g"))
+    gateway.wait_for("waiting: no federation")
+    assert gateway.end(signal.SIGINT) == 0
+    assert "stopped before a federation was found" in gateway.log.read_text()
+
+
+def test_a_federation_that_is_over_is_forgotten(
+    start: Start, runner: CliRunner, tmp_path: Path, mosquitto: str, federation: str
+) -> None:
+    run = ("cloud", "run", "--federation", federation, "--broker", mosquitto, "--state", str(tmp_path / "c"))
+    cloud = start(*run)
+    cloud.wait_for("waiting for gw1")
+    forget = ["broker", "forget", "tiny", "--broker", mosquitto]
+    status = ["status", "--broker", mosquitto]
+    deadline = time.monotonic() + 20
+    while runner.invoke(cli, status).exit_code and time.monotonic() < deadline:
+        pass
+    cloud.process.kill()
+    cloud.process.wait()
+    while "cloud: offline" not in runner.invoke(cli, status).output and time.monotonic() < deadline:
+        pass  # the broker publishes the will
+    done = runner.invoke(cli, forget)
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("cleared ")
+    assert int(done.output.split()[1]) >= 2, "its description and its status at least"
+    assert "does not know any federation" in runner.invoke(cli, status).output
+    again = runner.invoke(cli, forget)
+    assert again.exit_code == 1
+    assert "holds nothing of a federation 'tiny'" in again.output
