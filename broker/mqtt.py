@@ -355,8 +355,8 @@ class MqttBus:
         if self._silent_takeovers < SILENT_TAKEOVERS:
             return f"{broker} closed the connection", False
         return (
-            f"{broker} closed {SILENT_TAKEOVERS} connections in a row: most likely another client is "
-            f"connected with the name {self._settings.client_id}; give each device a name of its own",
+            f"{broker} closed {SILENT_TAKEOVERS} connections in a row: most likely another process is "
+            f"connected as {self._settings.client_id}: {reasons.ONE_OF_TWO}",
             True,
         )
 

@@ -7,6 +7,12 @@ import ssl
 
 TAKEN_OVER = 0x8E
 
+ONE_OF_TWO = (
+    "a federation has one cloud, and each gateway and each device a name of its own; stop one of the two, or "
+    "rename it"
+)
+"""The remedy for two processes with one name."""
+
 # Reason code -> why waiting does not help (MQTT 5.0, table 2-6). Everything else may pass by itself.
 _FINAL = {
     0x84: "the broker does not speak MQTT 5",
@@ -15,7 +21,7 @@ _FINAL = {
     0x87: "the broker does not authorise {client}: user, password or access list are wrong",
     0x8A: "the broker has banned {client}",
     0x8C: "the broker wants another way of authentication",
-    TAKEN_OVER: "another client has connected with the name {client}: give each device a name of its own",
+    TAKEN_OVER: "another process has connected as {client}: " + ONE_OF_TWO,
     0x90: "the broker refuses the topic of the will of {client}",
     0x9A: "the broker keeps no retained messages, which a federation needs",
     0x9B: "the broker does not speak QoS 1, which a federation needs",
