@@ -48,11 +48,16 @@ def cloud(
     if stored is None:
         with store.transaction():
             store.write("federation", msgspec.msgpack.encode(federation))
-    elif _decode(stored, Federation) != federation:  # by value: newer software may have settings more
-        raise StoreError(
-            f"this store belongs to a run of {federation.name!r} with other settings; "
-            "use another --state, or put the settings back"
-        )
+    else:
+        before = _decode(stored, Federation)
+        if not _may_follow(before, federation):  # by value: newer software may have settings more
+            raise StoreError(
+                f"this store belongs to a run of {federation.name!r} with other settings; use another "
+                "--state, or put the settings back. An open fleet (eligibility = 'online') may change "
+                "[gateways], as long as the number of clusters stays (method.clusters), and [deadlines]"
+            )
+        with store.transaction():
+            store.write("federation", msgspec.msgpack.encode(federation))
     state = _state(store, CloudState) or CloudState(instance=instance)
     if signer is not None and not state.founded:
         state.founded = int(wall())
@@ -130,6 +135,17 @@ def serving(
         topics.edge(federation, gateway, "release"): (messages.Release,),
     }
     return Node(machine, store, federation, listens, wall)
+
+
+def _may_follow(before: Federation, after: Federation) -> bool:
+    """True when a campaign that began with `before` may go on with `after`."""
+    if before == after:
+        return True
+    opened = before.eligibility == "online" and before.cluster_count == after.cluster_count
+    return (
+        opened
+        and msgspec.structs.replace(before, gateways=after.gateways, deadlines=after.deadlines) == after
+    )
 
 
 def _state(store: Store, kind: type[S]) -> S | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from broker import wire
 from fedbac_edge import config, tiers
 from fedbac_edge.federation import Federation
 from fedbac_edge.protocol.device import DeviceState, Profile
@@ -66,6 +67,20 @@ def test_other_settings_are_refused_and_newer_defaults_are_not(federation: Feder
     del fields["evaluation"]
     store.write("federation", msgspec.msgpack.encode(fields))
     assert tiers.cloud(federation, INSTANCE, store)
+
+
+def test_an_open_fleet_may_grow_in_the_middle_of_a_campaign(federation: Federation) -> None:
+    """A device on the list, another deadline: the campaign goes on and the new description goes out."""
+    fleet = msgspec.structs.replace(federation, eligibility="online", gateways={"gw1": ("d1",)})
+    grown = {"gw1": ("d1", "newcomer")}
+    store = Store(None)
+    tiers.cloud(fleet, INSTANCE, store).start(0.0)
+    wider = msgspec.structs.replace(fleet, gateways=grown)
+    tiers.cloud(wider, INSTANCE, store).start(1.0)
+    published = [payload for topic, payload, _, _ in store.owned() if topic.endswith("/spec")]
+    assert wire.decode(published[0] or b"", Spec).federation == wider
+    with pytest.raises(StoreError, match="as long as the number of clusters stays"):
+        tiers.cloud(msgspec.structs.replace(wider, gateways={**grown, "gw9": ("d9",)}), INSTANCE, store)
 
 
 @pytest.mark.parametrize("written", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"session": "x"})])

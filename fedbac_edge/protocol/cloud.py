@@ -445,7 +445,7 @@ class Cloud:
         return [Log("campaign", "", self.state.round, {"number": self.state.campaign}), *self._go_on(now)]
 
     def _go_on_after_restart(self, now: float) -> list[Action]:
-        again = self._release_again()
+        again = [self._spec(), *self._release_again()]  # an open fleet's roster may have grown meanwhile
         return [*again, *self._continue(now)] if self.state.phase == "finished" else again
 
     # --- releases ---
