@@ -11,6 +11,7 @@ import msgspec
 
 from broker import access
 from broker.topics import BadName, check_name
+from fedbac_edge import type_faults
 from fedbac_edge.bandits.linucb import initial_assignment
 from fedbac_edge.bandits.thompson import participants
 from fedbac_edge.federation import Federation
@@ -48,11 +49,13 @@ def load(path: Path) -> Federation:
 def parse(text: str) -> Federation:
     """A checked federation from TOML text; raises FederationError."""
     try:
-        return check(msgspec.convert(tomllib.loads(text), Federation))
+        written = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FederationError(f"not valid TOML: {error}") from error
+    try:
+        return check(msgspec.convert(written, Federation))
     except msgspec.ValidationError as error:
-        raise FederationError(str(error).replace("`$.", "`")) from error
+        raise FederationError(type_faults.explain(error, written, Federation)) from error
 
 
 def check(federation: Federation) -> Federation:

@@ -42,6 +42,8 @@ def explained() -> Iterator[None]:
         from fedbac_edge.store import StoreError, StoreFailed
 
         asked = (AccessError, FederationError, DataError, PartitionError, BadUrl, BadName, StoreError)
+        if isinstance(error, BrokenPipeError):  # nobody reads on (`| head`): click ends without a word
+            raise
         if isinstance(error, asked):
             raise Misconfigured(str(error)) from error
         if isinstance(error, Interrupted):

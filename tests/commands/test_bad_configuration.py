@@ -14,11 +14,32 @@ from fedbac_edge.commands.presets import demo
 GOOD = render(demo("demo"))
 
 FAULTS = {
-    "unknown key": ("rounds = 15", "rouns = 15", "rouns"),
-    "unknown table": ("[selection]", "[selektion]", "selektion"),
-    "wrong type": ("rounds = 15", 'rounds = "many"', "rounds"),
-    "zero rounds": ("rounds = 15", "rounds = 0", "rounds"),
-    "unknown word": ('eligibility = "roster"', 'eligibility = "some"', "eligibility"),
+    "unknown key": ("rounds = 15", "rouns = 15", "there is no setting rouns: did you mean rounds?"),
+    "unknown key in a table": (
+        "epochs = 1",
+        "epocs = 1",
+        "no setting [training] epocs: did you mean epochs?",
+    ),
+    "unknown table": ("[selection]", "[selektion]", "did you mean [selection]?"),
+    "key of a table": ("rounds = 15", "epochs = 15", "no setting epochs: it stands under [training]"),
+    "key of no table": ("[wire]", "[wire]\nseed = 3", "seed: it stands above the first [table]"),
+    "key like no other": ("[wire]", "[wire]\nfoo = 3", "no setting [wire] foo; there are: encoding"),
+    "missing key": ("classes = ", "# ", "[model] classes is missing"),
+    "wrong type": ("rounds = 15", 'rounds = "many"', 'rounds: a whole number is expected, not "many"'),
+    "zero rounds": ("rounds = 15", "rounds = 0", "rounds: a whole number >= 1 is expected, not 0"),
+    "large share": ("participation = 0.75", "participation = 80", "a number <= 1.0 is expected, not 80"),
+    "two sizes": ("input = [1, 28, 28]", "input = [28, 28]", "a list of length 3 is expected, not [28, 28]"),
+    "size 0": ("input = [1, 28, 28]", "input = [1, 28, 0]", "[model] input (value 3): a whole number >= 1"),
+    "no list of devices": (
+        "\ngw1 = ",
+        "\ngw3 = 1\ngw1 = ",
+        "[gateways]: a list is expected, not a whole number",
+    ),
+    "unknown word": (
+        'eligibility = "roster"',
+        'eligibility = "rooster"',
+        'one of "roster", "online", not "rooster": did you mean "roster"?',
+    ),
     "name with slash": ('name = "demo"', 'name = "a/b"', "a/b"),
     "name with plus": ('name = "demo"', 'name = "a+b"', "a+b"),
     "name with hash": ('name = "demo"', 'name = "a#b"', "a#b"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -73,6 +74,19 @@ def test_all_is_well(examine: Examine, guarded: list[str]) -> None:
     for name in ("broker's certificate", "our certificate", "authority", "clock", "disk", "open files"):
         assert found[name]["result"] == "ok", name
     assert found["msgspec"]["found"][0].isdigit()
+
+
+def test_a_reader_that_has_enough(free_port: int) -> None:
+    """As in `fedbac doctor | head -1`."""
+    command = [sys.executable, "-m", "fedbac_edge.cli", "doctor", "--broker", f"mqtt://127.0.0.1:{free_port}"]
+    doctor = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert doctor.stdout is not None
+    assert doctor.stderr is not None
+    doctor.stdout.close()
+    said = doctor.stderr.read()
+    doctor.stderr.close()
+    assert doctor.wait(20) == 1
+    assert said == ""
 
 
 def test_a_denied_topic_is_named(runner: CliRunner, guarded: list[str], examine: Examine) -> None:
