@@ -116,7 +116,8 @@ def run(
                         "(pip install 'fedbac-edge[export]')"
                     )
                 else:
-                    view.note(f"releases are signed with the key {keys.to_text(signer.public)}")
+                    public, short = keys.to_text(signer.public), keys.fingerprint(signer.public)
+                    view.note(f"releases are signed with the key {public} (in short {short})")
                 notify.notify("READY=1", f"STATUS=cloud of {federation.name}")
                 with stopping_on_signals(runtime.stop, LEAVE_S), notify.watched([runtime.poke]):
                     runtime.run()

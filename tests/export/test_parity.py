@@ -133,16 +133,22 @@ def test_torchscript_answers_as_torch(
     assert_same(np.concatenate(logits), in_torch(trained, images))
 
 
+@pytest.mark.parametrize("kind", ["uint8", "float"])
 @pytest.mark.parametrize("coefficients", [(1.0,), (0.5, 0.5)])
-def test_torchscript_in_colour(
+@pytest.mark.parametrize(("name", "shape"), [("lenet", RGB), ("lenet-wide", GRAY), ("lenet-wide", RGB)])
+def test_torchscript_of_every_architecture(
     make_model: MakeModel,
     photographs: Callable[[tuple[int, int, int]], Images],
+    name: str,
+    shape: tuple[int, int, int],
     coefficients: tuple[float, ...],
+    kind: InputKind,
 ) -> None:
-    model = make_model("lenet-wide", RGB, coefficients)
-    images = photographs(RGB)
+    model = make_model(name, shape, coefficients)
+    images = photographs(shape)
+    given = torch.from_numpy(images.copy()) if kind == "uint8" else normalised(model, images)
     with torch.no_grad():
-        logits = torchscript.build(model)(torch.from_numpy(images)).numpy()
+        logits = torchscript.build(model, input_kind=kind)(given).numpy()
     assert np.abs(logits - in_torch(model, images)).max() < 1e-5
 
 
@@ -170,13 +176,16 @@ def test_int8_stays_close(trained: ServedModel, test_images: Images, test_labels
 
 
 @pytest.mark.parametrize("coefficients", [(1.0,), (0.5, 0.5)])
-def test_int8_in_colour(
+@pytest.mark.parametrize(("name", "shape"), [("lenet", RGB), ("lenet-wide", GRAY), ("lenet-wide", RGB)])
+def test_int8_of_every_architecture(
     make_model: MakeModel,
     photographs: Callable[[tuple[int, int, int]], Images],
+    name: str,
+    shape: tuple[int, int, int],
     coefficients: tuple[float, ...],
 ) -> None:
-    model = make_model("lenet-wide", RGB, coefficients)
-    images = photographs(RGB)
+    model = make_model(name, shape, coefficients)
+    images = photographs(shape)
     logits = Session(quantise.quantise(model, images[:200]).SerializeToString()).logits(images)
     expected = in_torch(model, images)
     assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
