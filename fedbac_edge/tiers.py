@@ -45,20 +45,17 @@ def cloud(
     Raises StoreError when the store belongs to a federation with other settings.
     """
     stored = store.read("federation")
-    if stored is None:
-        with store.transaction():
-            store.write("federation", msgspec.msgpack.encode(federation))
-    else:
-        before = _decode(stored, Federation)
-        if not _may_follow(before, federation):  # by value: newer software may have settings more
-            raise StoreError(
-                f"this store belongs to a run of {federation.name!r} with other settings; use another "
-                "--state, or put the settings back. An open fleet (eligibility = 'online') may change "
-                "[gateways], as long as the number of clusters stays (method.clusters), and [deadlines]"
-            )
-        with store.transaction():
-            store.write("federation", msgspec.msgpack.encode(federation))
+    before = federation if stored is None else _decode(stored, Federation)
+    if not _may_follow(before, federation):  # by value: newer software may have settings more
+        raise StoreError(
+            f"this store belongs to a run of {federation.name!r} with other settings; use another "
+            "--state, or put the settings back. An open fleet (eligibility = 'online') may change "
+            "[gateways], as long as the number of clusters stays (method.clusters), and [deadlines]"
+        )
+    with store.transaction():
+        store.write("federation", msgspec.msgpack.encode(federation))
     state = _state(store, CloudState) or CloudState(instance=instance)
+    state.contested = state.contested or before != federation
     if signer is not None and not state.founded:
         state.founded = int(wall())
     machine = Cloud(federation, store.blobs, state, signer, continuing)

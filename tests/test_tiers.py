@@ -76,7 +76,9 @@ def test_an_open_fleet_may_grow_in_the_middle_of_a_campaign(federation: Federati
     store = Store(None)
     tiers.cloud(fleet, INSTANCE, store).start(0.0)
     wider = msgspec.structs.replace(fleet, gateways=grown)
-    tiers.cloud(wider, INSTANCE, store).start(1.0)
+    again = tiers.cloud(wider, INSTANCE, store)
+    again.start(1.0)
+    again.connected(True, None, 2.0)
     published = [payload for topic, payload, _, _ in store.owned() if topic.endswith("/spec")]
     assert wire.decode(published[0] or b"", Spec).federation == wider
     with pytest.raises(StoreError, match="as long as the number of clusters stays"):

@@ -164,8 +164,9 @@ class Cloud:
         return Send(Channel("spec"), spec, retain=True)
 
     def _hear_spec(self, spec: Spec, now: float) -> list[Action]:
-        """Another cloud has spoken for this federation: gateways and devices must come back to its owner."""
-        self.state.contested = spec.instance != self.state.instance
+        """What stands on the broker: ours, that of another cloud, or ours from before the roster grew."""
+        own = (self.state.instance, self.federation)
+        self.state.contested = (spec.instance, spec.federation) != own
         if not self.state.contested:
             return []
         return [Log("foreign spec", spec.instance, self.state.round), *self._reclaim(now)]
@@ -445,7 +446,7 @@ class Cloud:
         return [Log("campaign", "", self.state.round, {"number": self.state.campaign}), *self._go_on(now)]
 
     def _go_on_after_restart(self, now: float) -> list[Action]:
-        again = [self._spec(), *self._release_again()]  # an open fleet's roster may have grown meanwhile
+        again = self._release_again()
         return [*again, *self._continue(now)] if self.state.phase == "finished" else again
 
     # --- releases ---

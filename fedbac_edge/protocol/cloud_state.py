@@ -61,7 +61,7 @@ class CloudState(msgspec.Struct, kw_only=True):
     instance: str
     session: int = 0
     contested: bool = False
-    """The specification on the broker is that of another cloud."""
+    """The specification on the broker is not this one: another cloud's, or from before a change."""
     reclaimed: float = -1e9
     """When this cloud last put its own in that place."""
     phase: Phase = "new"
