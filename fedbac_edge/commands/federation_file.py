@@ -68,7 +68,7 @@ ABOUT: dict[str, str] = {
     "deadlines.min_updates": "Below so many updates a gateway's round does not count.",
     "deadlines.gather_s": "How long the first round waits for the roster.",
     "deadlines.deadline_min_s": "A round lasts twice the 90th percentile of earlier ones: at least this ...",
-    "deadlines.deadline_max_s": "... and at most this; the first ones take the most.",
+    "deadlines.deadline_max_s": "... and at most this. The first round takes ten times the lower bound.",
     "deadlines.evaluation_deadline_s": "For an evaluation phase.",
     "deadlines.norm_gate": "Refuse an update more than ten times as long as the usual ones.",
     "[wire]": "How updates travel.",
