@@ -269,7 +269,7 @@ class Cloud:
 
     def _update(self, gateway: str, update: GatewayUpdate, size: int, now: float) -> list[Action]:
         state = self.state
-        if _counted("train", update) == state.counted.get(gateway):
+        if _counted(update) == state.counted.get(f"train {gateway}"):
             return [self._receipt(gateway, "train", update.round, True)]  # once, and said again
         try:
             base = generations.served(self.method, state.parts, state.assignment.get(gateway, 0))
@@ -279,7 +279,7 @@ class Cloud:
         if not update.void:
             state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
             state.last_update = {**state.last_update, gateway: update.round}
-        state.counted = {**state.counted, gateway: _counted("train", update)}
+        state.counted = {**state.counted, f"train {gateway}": _counted(update)}
         whole = self.federation.method.cloud_weight == "data"
         state.reports[gateway] = SiteReport(
             parts={} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())},
@@ -383,14 +383,14 @@ class Cloud:
 
     def _scores(self, gateway: str, scores: GatewayScores, size: int, now: float) -> list[Action]:
         state = self.state
-        if _counted("evaluate", scores) == state.counted.get(gateway):
+        if _counted(scores) == state.counted.get(f"evaluate {gateway}"):
             return [self._receipt(gateway, "evaluate", scores.round, True)]
         try:
             gate.admit_site_scores(state, gateway, scores, self.method.clusters)
         except gate.Refused as refusal:
             return self._refuse(gateway, "evaluate", scores.round, str(refusal), now)
         state.scores[gateway] = scores.scores
-        state.counted = {**state.counted, gateway: _counted("evaluate", scores)}
+        state.counted = {**state.counted, f"evaluate {gateway}": _counted(scores)}
         up, down = state.traffic
         state.traffic = (up + scores.traffic.up + size, down + scores.traffic.down)
         line = Log("scored", gateway, scores.round, {"answered": scores.answered, "bytes": size})
@@ -474,9 +474,9 @@ class Cloud:
         return Send(Channel("receipt", gateway), receipt)
 
 
-def _counted(kind: str, report: GatewayUpdate | GatewayScores) -> tuple[str, str, int]:
+def _counted(report: GatewayUpdate | GatewayScores) -> tuple[str, int]:
     """What is counted exactly once per gateway, whatever the link repeats."""
-    return (report.instance, kind, report.round)
+    return (report.instance, report.round)
 
 
 def _task_key(gateway: str) -> str:

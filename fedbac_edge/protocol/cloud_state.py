@@ -85,8 +85,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     scores: dict[str, dict[int, Score]] = {}
     traffic: tuple[int, int] = (0, 0)
     """Evaluation phase: bytes up and down."""
-    counted: dict[str, tuple[str, str, int]] = {}
-    """Gateway -> (federation, kind, round) of its report that counted last."""
+    counted: dict[str, tuple[str, int]] = {}
+    """Kind and gateway -> (federation, round) of the report that counted last."""
     last_update: dict[str, int] = {}
     """Gateway -> round of its last update that counted, which its next task tells it."""
     refused: dict[str, str] = {}

@@ -264,7 +264,7 @@ class Gateway:
 
     def _update(self, device: str, update: DeviceUpdate, size: int, now: float) -> list[Action]:
         state = self.state
-        if gateway_tasks.counted("train", update) == state.counted.get(device):
+        if gateway_tasks.counted(update) == state.counted.get(f"train {device}"):
             return [self._device_receipt(device, "train", update.round, True)]  # once, and said again
         state.sent += size
         try:
@@ -281,7 +281,10 @@ class Gateway:
             received=update.received,
             sent=size,
         )
-        state.counted, state.answered = {**state.counted, device: gateway_tasks.counted("train", update)}, now
+        state.counted, state.answered = (
+            {**state.counted, f"train {device}": gateway_tasks.counted(update)},
+            now,
+        )
         state.last_update = {**state.last_update, device: update.round}
         state.received += update.received
         state.waiting = tuple(name for name in state.waiting if name != device)
@@ -398,7 +401,7 @@ class Gateway:
 
     def _device_scores(self, device: str, scores: DeviceScores, size: int, now: float) -> list[Action]:
         state = self.state
-        if gateway_tasks.counted("evaluate", scores) == state.counted.get(device):
+        if gateway_tasks.counted(scores) == state.counted.get(f"evaluate {device}"):
             return [self._device_receipt(device, "evaluate", scores.round, True)]
         state.sent += size
         try:
@@ -406,7 +409,7 @@ class Gateway:
         except gate.Refused as refusal:
             return self._refuse(device, "evaluate", scores.round, str(refusal), now)
         state.scores[device] = scores.scores
-        state.counted = {**state.counted, device: gateway_tasks.counted("evaluate", scores)}
+        state.counted = {**state.counted, f"evaluate {device}": gateway_tasks.counted(scores)}
         state.received += scores.received
         state.waiting = tuple(name for name in state.waiting if name != device)
         return [

@@ -49,8 +49,8 @@ class GatewayState(msgspec.Struct, kw_only=True):
     waiting: tuple[str, ...] = ()
     answers: dict[str, Answer] = {}
     scores: dict[str, dict[int, Score]] = {}
-    counted: dict[str, tuple[str, str, int]] = {}
-    """Device -> (federation, kind, round) of its last answer that counted: said again, it gets a receipt."""
+    counted: dict[str, tuple[str, int]] = {}
+    """Kind and device -> (federation, round) of the last answer that counted; said again, a receipt again."""
     last_update: dict[str, int] = {}
     """Device -> round of its last update that counted, which its next task tells it."""
     feedback: Feedback = msgspec.field(default_factory=Feedback)

@@ -28,6 +28,6 @@ def parts(task: GatewayTask | GatewayEvaluation) -> list[PartRef]:
     return [ref for candidate in task.candidates.values() for ref in candidate.values()]
 
 
-def counted(kind: str, answer: DeviceUpdate | DeviceScores) -> tuple[str, str, int]:
+def counted(answer: DeviceUpdate | DeviceScores) -> tuple[str, int]:
     """What is counted exactly once per device, whatever the link repeats."""
-    return (answer.instance, kind, answer.round)
+    return (answer.instance, answer.round)

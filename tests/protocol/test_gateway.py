@@ -410,6 +410,19 @@ def test_an_update_said_again_gets_its_receipt_and_counts_once(site: Site, when:
     assert msgspec.msgpack.encode(site.state) == before
 
 
+def test_an_update_said_again_after_its_device_was_scored_counted_all_the_same(site: Site) -> None:
+    """What counts once, counts by kind: an evaluation in between does not make a liar of the receipt."""
+    site.task()
+    site.update("d1")
+    site.update("d2")
+    site.bench.run_timers()
+    site.receipt()
+    site.evaluation()
+    site.scores("d1")
+    site.update("d1")
+    assert site.answer() == (True, "")
+
+
 def test_known_stale_and_foreign_tasks(site: Site) -> None:
     site.task(2)
     before = msgspec.msgpack.encode(site.state)
