@@ -22,8 +22,11 @@ PRESET_NAMES = ("fleet", "demo", "paper-fashion-mnist", "paper-cifar10", "paper-
     show_default=True,
     help="Where to begin from.",
 )
+@click.option(
+    "--data", type=FILE, help="Take classes, image size, mean and std from these: photos/<class>/*, or .npz."
+)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-def init(out: Path, name: str | None, preset: str, force: bool) -> None:
+def init(out: Path, name: str | None, preset: str, data: Path | None, force: bool) -> None:
     """Write a federation.toml in which every setting is explained with its default.
 
     Beside it goes the private key that signs the federation's releases, if there is none yet.
@@ -31,6 +34,7 @@ def init(out: Path, name: str | None, preset: str, force: bool) -> None:
     \b
     Example:
       fedbac init --out federation.toml --name orchard
+      fedbac init --data photos/
     """
     with explained():
         import msgspec
@@ -40,6 +44,8 @@ def init(out: Path, name: str | None, preset: str, force: bool) -> None:
         from fedbac_edge.commands.federation_file import render
         from fedbac_edge.commands.presets import PRESETS
         from fedbac_edge.commands.releasing import key_beside
+        from fedbac_edge.datasets.labels import listing
+        from fedbac_edge.datasets.survey import survey
         from fedbac_edge.federation import ReleaseTable
         from fedbac_edge.releases import keys
 
@@ -50,12 +56,26 @@ def init(out: Path, name: str | None, preset: str, force: bool) -> None:
             raise Misconfigured(f"{out} is there already; {remedy}")
         if not out.parent.is_dir():
             raise Misconfigured(f"there is no folder {out.parent}")
-        federation = config.check(PRESETS[preset](preset if name is None else name))
+        federation = PRESETS[preset](preset if name is None else name)
+        seen = None if data is None else survey(data)
+        if seen is not None:
+            model = msgspec.structs.replace(
+                federation.model, classes=seen.classes, input=seen.input, mean=seen.mean, std=seen.std
+            )
+            federation = msgspec.structs.replace(federation, model=model)
+        config.check(federation)
         key = _release_key(out)
         if key is not None:
             federation = msgspec.structs.replace(federation, releases=ReleaseTable(key=keys.to_text(key)))
         write_bytes(render(federation).encode(), out)
     click.echo(f"wrote {out}: {federation.name}, {federation.rounds} rounds")
+    model = federation.model
+    channels, height, width = model.input
+    kind = f"{width}x{height}, {channels} channel{'s' if channels > 1 else ''}"
+    classes = f"{len(model.classes)} classes ({listing(model.classes, 10)})"
+    click.echo(f"its images: {kind}, {classes}" + ("" if data else "; others: --data, or edit [model]"))
+    if seen is not None and seen.scaled:
+        click.echo(f"{data} holds other sizes: devices join with --resize, which scales to {width}x{height}")
     if key is not None:
         private = key_beside(out)
         click.echo(f"the key of its releases: {private} (keep it with the cloud)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ MAX_PIXELS = 64_000_000
 _UNREADABLE = frozenset({".heic", ".heif", ".avif", ".dng", ".nef", ".cr2", ".arw", ".svg", ".jxl"})
 _GRAY = frozenset({"1", "L", "LA", "La"})
 """Pillow's modes without colour."""
+_ORIENTATION = 0x0112
+"""EXIF tag: 5 and more are turned by a quarter."""
 _LAYOUT = "Put pictures into one folder per class, for example photos/{}/001.png"
 
 
@@ -48,7 +51,7 @@ def read(
     `folder` are unlabelled, where that is allowed. Files that are no pictures are passed over.
     Raises DataError naming the folder or file.
     """
-    found = _pictures(folder, classes, allow_unlabelled)
+    found = pictures(folder, classes, allow_unlabelled)
     channels, height, width = input_shape
     refuse_oversize(folder, len(found) * channels * height * width)
     x = np.empty((len(found), height, width, channels), dtype=np.uint8)
@@ -71,12 +74,7 @@ def _decode(
     path: Path, input_shape: tuple[int, int, int], resize: bool
 ) -> tuple[npt.NDArray[np.uint8], bool]:
     """The pixels, and whether the file holds a colour picture."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise DataError(
-            path, "reading pictures needs Pillow", "pip install pillow, or give an .npz file"
-        ) from error
+    Image, ImageOps = _pillow(path)
     channels, height, width = input_shape
     if channels not in (1, 3):
         raise DataError(
@@ -106,6 +104,17 @@ def _decode(
         raise DataError(path, f"cannot be decoded: {error}", "Remove the picture or copy it again") from error
 
 
+def _pillow(path: Path) -> tuple[ModuleType, ModuleType]:
+    """Pillow's Image and ImageOps, wanted for `path`."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise DataError(
+            path, "reading pictures needs Pillow", "pip install pillow, or give an .npz file"
+        ) from error
+    return Image, ImageOps
+
+
 def _check_header(
     path: Path, size: tuple[int, int], mode: str, wanted: tuple[int, int], resize: bool
 ) -> None:
@@ -129,8 +138,25 @@ def _too_large(path: Path) -> DataError:
     return DataError(path, f"more than {MAX_PIXELS:,} pixels: not decoded", "Remove it or scale it down")
 
 
-def _pictures(folder: Path, classes: Sequence[str], allow_unlabelled: bool) -> list[tuple[Path, int]]:
-    """Each picture with its label; folders sorted by name, files sorted by name, unlabelled ones first."""
+def header(path: Path) -> tuple[tuple[int, int], bool]:
+    """((width, height) when upright, has it colour); nothing is decoded. Raises DataError."""
+    Image, _ = _pillow(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # nothing is decoded here
+            image = Image.open(path, formats=FORMATS)
+        with image:
+            turned = image.getexif().get(_ORIENTATION, 1) >= 5
+            return (image.size[::-1] if turned else image.size), image.mode not in _GRAY
+    except Exception as error:
+        raise DataError(path, f"cannot be read: {error}", "Remove the picture or copy it again") from error
+
+
+def pictures(folder: Path, classes: Sequence[str], allow_unlabelled: bool = False) -> list[tuple[Path, int]]:
+    """Each picture with its label; folders sorted by name, files sorted by name, unlabelled ones first.
+
+    Raises DataError for a folder that is no class, and when there are no pictures.
+    """
     example = _LAYOUT.format(classes[0] if classes else "CLASS")
     entries = sorted(
         (path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda p: p.name

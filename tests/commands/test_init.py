@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from fedbac_edge import config
 from fedbac_edge.cli import cli
@@ -98,3 +100,68 @@ def test_bad_names_are_refused(runner: CliRunner, tmp_path: Path, name: str) -> 
 @pytest.mark.usefixtures("in_tmp_path")
 def test_a_place_that_cannot_be_written(runner: CliRunner, out: str) -> None:
     assert runner.invoke(cli, ["init", "--out", out]).exit_code == 2
+
+
+def _pictures(folder: Path, sizes: dict[str, tuple[int, int]], mode: str = "RGB") -> None:
+    for name, size in sizes.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new(mode, size, (51, 102, 204) if mode == "RGB" else 51).save(folder / name)
+
+
+def _init(runner: CliRunner, data: str, code: int = 0) -> tuple[str, ModelTable | None]:
+    result = runner.invoke(cli, ["init", "--data", data])
+    assert result.exit_code == code, result.output
+    return result.output, config.load(Path("federation.toml")).model if code == 0 else None
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_federation_for_ones_own_pictures(runner: CliRunner) -> None:
+    _pictures(Path("photos"), {"dog/1.png": (40, 32), "cat/1.png": (40, 32), "cat/2.png": (40, 32)})
+    output, model = _init(runner, "photos")
+    expected = ModelTable(
+        classes=("cat", "dog"), input=(3, 32, 40), mean=(0.2, 0.4, 0.8), std=(0.5, 0.5, 0.5)
+    )
+    assert model == expected
+    assert "40x32, 3 channels, 2 classes ('cat', 'dog')" in output
+    assert "--resize" not in output
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+@pytest.mark.parametrize("sizes", [((32, 32), (30, 32)), ((4000, 3000), (4000, 3000)), ((8, 8), (8, 8))])
+def test_pictures_that_must_be_scaled(runner: CliRunner, sizes: tuple[tuple[int, int], ...]) -> None:
+    _pictures(Path("photos"), {"cat/1.png": sizes[0], "dog/1.png": sizes[1]}, mode="L")
+    output, model = _init(runner, "photos")
+    assert model is not None
+    assert model.input == (1, 32, 32)
+    assert "devices join with --resize" in output
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_federation_for_an_archive(runner: CliRunner) -> None:
+    x = np.random.default_rng(1).integers(0, 256, (60, 20, 24, 3), dtype=np.uint8)
+    np.savez("photos.npz", x=x, y=np.arange(60) % 4)
+    _, model = _init(runner, "photos.npz")
+    assert model is not None
+    assert (model.classes, model.input) == (("0", "1", "2", "3"), (3, 20, 24))
+    assert np.allclose(model.mean, (x / 255).mean((0, 1, 2)), atol=1e-4)
+    assert np.allclose(model.std, (x / 255).std((0, 1, 2)), atol=1e-4)
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_data_that_tell_nothing(runner: CliRunner) -> None:
+    _pictures(Path("loose"), {"1.png": (32, 32)})
+    _pictures(Path("single"), {"cat/1.png": (32, 32)})
+    Path("empty").mkdir()
+    Path("torn/cat").mkdir(parents=True)
+    Path("torn/cat/1.png").write_bytes(b"no picture")
+    np.savez("holes.npz", x=np.zeros((3, 20, 20), np.uint8), y=np.array([0, 1, 10**6]))
+    for data, said in {
+        "loose": "outside any class folder",
+        "single": "at least two different names",
+        "empty": "no pictures in it",
+        "torn": "1.png: cannot be read",
+        "holes.npz": "1000001 classes by its labels",
+        "nothing": "no such folder",
+    }.items():
+        assert said in _init(runner, data, 2)[0]
+        assert not list(Path().glob("federation*"))

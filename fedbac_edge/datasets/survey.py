@@ -1,0 +1,91 @@
+"""What a federation for somebody's own data would have to say: classes, image size, mean and deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedbac_edge.datasets import image_folder, npz
+from fedbac_edge.datasets.samples import DataError
+
+SMALLEST, LARGEST = 16, 64
+"""Pictures with sides in between are taken as they are; lenet is for small ones."""
+SCALED = 32
+"""Height and width to which others are scaled."""
+MOST = 500
+"""So many pictures, evenly spread, tell mean and deviation well enough."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """`input`: (channels, height, width). `mean`, `std`: per channel, of pixels scaled to 0..1.
+
+    `scaled`: the pictures have other sizes, so a device must be allowed to resize them.
+    """
+
+    classes: tuple[str, ...]
+    input: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scaled: bool = False
+
+
+def survey(place: Path) -> Survey:
+    """Look at a folder of class folders, or at an .npz file with x and y. Raises DataError."""
+    if place.is_dir():
+        return _folder(place)
+    if place.is_file() and place.suffix.lower() == ".npz":
+        return _archive(place)
+    raise DataError(
+        place,
+        "not a folder of pictures and not an .npz file"
+        if place.exists()
+        else "there is no such folder or file",
+        "Give a folder such as photos/ with a folder for each class in it, or an .npz file with x and y",
+    )
+
+
+def _folder(place: Path) -> Survey:
+    classes = tuple(sorted(d.name for d in place.iterdir() if d.is_dir() and not d.name.startswith(".")))
+    paths = [path for path, _ in image_folder.pictures(place, classes)]
+    headers = {image_folder.header(path) for path in paths}
+    sizes, channels = {size for size, _ in headers}, 3 if any(colour for _, colour in headers) else 1
+    width, height = next(iter(sizes))
+    scaled = len(sizes) > 1 or not all(SMALLEST <= side <= LARGEST for side in (width, height))
+    shape = (channels, SCALED, SCALED) if scaled else (channels, height, width)
+    chosen = _spread(paths)
+    pixels = np.stack([image_folder.decode(path, shape, resize=scaled) for path in chosen])
+    return Survey(classes, shape, *_moments(pixels), scaled)
+
+
+def _archive(place: Path) -> Survey:
+    samples = npz.read(place)
+    if not len(samples):
+        raise DataError(place, "no samples in it", "Give a file with some")
+    if int(samples.y.min()) < 0:
+        raise DataError(place, f"the label {int(samples.y.min())}", "Number the classes from 0")
+    count, (height, width, channels) = int(samples.y.max()) + 1, samples.x.shape[1:]
+    if count > len(samples):
+        raise DataError(
+            place, f"{count} classes by its labels, but {len(samples)} samples", "Number them from 0"
+        )
+    chosen = samples.x[np.linspace(0, len(samples) - 1, min(MOST, len(samples))).astype(int)]
+    return Survey(tuple(map(str, range(count))), (channels, height, width), *_moments(chosen))
+
+
+def _spread(paths: Sequence[Path]) -> list[Path]:
+    return [paths[int(i)] for i in np.linspace(0, len(paths) - 1, min(MOST, len(paths)))]
+
+
+def _moments(pixels: npt.NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel of uint8 (N, H, W, C), scaled to 0..1; where nothing varies, 0.5."""
+    scaled = pixels.astype(np.float64) / 255
+    mean, std = scaled.mean((0, 1, 2)), scaled.std((0, 1, 2))
+    return (
+        tuple(round(float(value), 4) for value in mean),
+        tuple(round(float(value), 4) if value >= 1e-3 else 0.5 for value in std),
+    )
