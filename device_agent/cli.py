@@ -24,9 +24,10 @@ def main() -> None:
     """A device of a fedbac federation: it trains on its own data, and answers with an exported model.
 
     \b
-    fedbac-agent join --edge gw1 --data photos/
-    fedbac-agent serve --edge gw1
-    fedbac-agent infer --model cluster-0.onnx picture.png
+    Example:
+      fedbac-agent join --edge gw1 --data photos/
+      fedbac-agent serve --edge gw1
+      fedbac-agent infer --model cluster-0.onnx picture.png
     """
 
 
@@ -108,9 +109,10 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
     A flag goes before its FEDBAC_* variable, a variable before the file, the file before the default.
 
     \b
-    fedbac-agent join --edge gw1 --data photos/
-    fedbac-agent join --edge gw1 --data train-images-idx3-ubyte.gz --broker mqtt://gateway.local
-    FEDBAC_EDGE=gw1 FEDBAC_DATA=samples.npz fedbac-agent join --name kitchen
+    Example:
+      fedbac-agent join --edge gw1 --data photos/
+      fedbac-agent join --edge gw1 --data train-images-idx3-ubyte.gz --broker mqtt://gateway.local
+      FEDBAC_EDGE=gw1 FEDBAC_DATA=samples.npz fedbac-agent join --name kitchen
 
     Exit code 0 when it was told to leave, 1 when it had to, 2 when it cannot join like this.
     """
@@ -147,8 +149,9 @@ def serve(config: Path | None, json: bool, **chosen: Any) -> None:
     broker it goes on with the last good one. Any MQTT 5 client may ask, at .../edge/NAME/device/ID/infer.
 
     \b
-    fedbac-agent serve --edge gw1 --broker mqtt://gateway.local --release-key federation.release.pub
-    fedbac-agent infer photo.png
+    Example:
+      fedbac-agent serve --edge gw1 --broker mqtt://gateway.local --release-key federation.release.pub
+      fedbac-agent infer photo.png
 
     Exit code 0 when it was told to leave, 1 when it had to, 2 when it cannot serve like this.
     """

@@ -53,6 +53,12 @@ def infer(
 ) -> None:
     """Name what is in images: PATHS are image files, .npy arrays of raw pixels, or folders of them.
 
+    \b
+    Example:
+      fedbac-agent infer photo.png
+      fedbac-agent infer --model models/cluster-0.onnx --top 3 photos/
+      fedbac-agent infer --watch inbox/ --json
+
     Exit code 0 when every image got its answer, 1 when some were refused, 2 when the model was.
     """
     if not paths and watch is None:

@@ -52,7 +52,8 @@ ABOUT: dict[str, str] = {
     '("compiled", "fused", "reference"). Same results bit by bit need the same everywhere.',
     "[selection]": "Which devices a gateway asks in a round.",
     "selection.method": '"thompson": the ones that helped before, by Thompson sampling. "random": any.',
-    "selection.participation": "Share of a gateway's devices that is asked.",
+    "selection.participation": "Share of a gateway's devices that is asked, rounded down, at least one:\n"
+    "0.8 of 5 are 4, of 2 only 1. With few devices take 1.0: all of them.",
     "selection.warm_up": "Rounds in which the choice is uniform, while experience is gathered.",
     "selection.credit": 'A round\'s change counts as won or lost ("hard"), or in proportion ("soft").',
     "[assignment]": "Which cluster a site belongs to.",

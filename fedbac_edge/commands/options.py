@@ -20,15 +20,28 @@ FILE = click.Path(path_type=Path)
 def broker_options(function: F) -> F:
     """--broker, --ca, --cert, --key."""
     for option in (
-        click.option("--key", type=FILE, envvar="FEDBAC_KEY", help="Key of the client certificate (PEM)."),
-        click.option("--cert", type=FILE, envvar="FEDBAC_CERT", help="Client certificate (PEM)."),
         click.option(
-            "--ca", type=FILE, envvar="FEDBAC_CA", help="Authority of the broker's certificate (PEM)."
+            "--key",
+            type=FILE,
+            envvar="FEDBAC_KEY",
+            show_envvar=True,
+            help="Key of the client certificate (PEM).",
+        ),
+        click.option(
+            "--cert", type=FILE, envvar="FEDBAC_CERT", show_envvar=True, help="Client certificate (PEM)."
+        ),
+        click.option(
+            "--ca",
+            type=FILE,
+            envvar="FEDBAC_CA",
+            show_envvar=True,
+            help="Authority of the broker's certificate (PEM).",
         ),
         click.option(
             "--broker",
             metavar="URL",
             envvar="FEDBAC_BROKER",
+            show_envvar=True,
             default=DEFAULT_BROKER,
             show_default=True,
             help="mqtt[s]://[user:password@]host[:port].",

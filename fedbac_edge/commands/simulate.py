@@ -39,7 +39,7 @@ def simulate(what: str | None, out: Path | None, resume: bool, workers: int | No
     """Simulate a federation: every device, gateway and the cloud, on a virtual clock.
 
     The same seed gives the same models, bit by bit, with any number of workers, and after a kill and
-    --resume too. Results go to a folder; `fedbac report` compares several.
+    --resume too. Results go to a folder.
 
     \b
     Example: the paper's setting, and its baseline

@@ -122,10 +122,12 @@ def test_wrong_usage(joined: list[Settings], arguments: list[str], said: str) ->
 
 
 def test_help_has_examples() -> None:
-    for arguments in ([], ["join"], ["infer"]):
+    for arguments in ([], ["join"], ["serve"], ["infer"]):
         result = CliRunner().invoke(main, [*arguments, "--help"])
         assert result.exit_code == 0
-        assert "fedbac-agent" in result.output
+        _, heading, examples = result.output.partition("Example:\n")
+        assert heading
+        assert " ".join(["fedbac-agent", *arguments]) in examples
     assert "--edge gw1" in CliRunner().invoke(main, ["join", "--help"]).output
 
 
