@@ -90,6 +90,7 @@ class MqttBus:
             connect_timeout=connect_timeout,
         )
         url.tls_context()
+        self._certified = url.certificate is not None
         self._inbox = inbox
         self._back_off, self._back_off_cap = back_off, back_off_cap
         self._waker = Waker()
@@ -206,7 +207,7 @@ class MqttBus:
         except (OSError, ValueError) as error:
             link.close()
             self._silent_takeovers = 0
-            return (False, *reasons.of_error(error, broker))
+            return (False, *reasons.of_error(error, broker, self._certified))
         began = time.monotonic()
         answer_by = began + self._settings.connect_timeout
         accepted, complaint = False, ""
@@ -346,7 +347,7 @@ class MqttBus:
         broker = str(self._settings.url)
         if complaint:
             self._silent_takeovers = 0
-            return reasons.of_text(complaint, broker)
+            return reasons.of_text(complaint, broker, self._certified)
         if not accepted:
             self._silent_takeovers = 0
             login = "a wrong user or password, or " if self._settings.url.user is not None else ""

@@ -51,8 +51,8 @@ def of_code(code: int, name: str, client: str) -> tuple[str, bool]:
     return f"the broker ended the connection: {name.lower()}", False
 
 
-def of_error(error: BaseException, broker: str) -> tuple[str, bool]:
-    """Sentence for what opening a connection raised, and whether it is final."""
+def of_error(error: BaseException, broker: str, certified: bool = True) -> tuple[str, bool]:
+    """Sentence for what opening a connection raised, and whether it is final; see `of_text`."""
     match error:
         case ssl.SSLCertVerificationError():
             final = error.verify_code not in (_NOT_YET_VALID, _EXPIRED)
@@ -63,7 +63,7 @@ def of_error(error: BaseException, broker: str) -> tuple[str, bool]:
             hint = " during the TLS handshake: is it the TLS port?" if broker.startswith("mqtts") else ""
             return f"{broker} closed the connection{hint}", False
         case ssl.SSLError():
-            return of_text(str(error), broker)
+            return of_text(str(error), broker, certified)
         case ConnectionRefusedError():
             return f"no broker listens at {broker} yet", False
         case socket.gaierror():
@@ -77,8 +77,13 @@ def of_error(error: BaseException, broker: str) -> tuple[str, bool]:
     return f"{broker} cannot be reached ({error!r})", False
 
 
-def of_text(text: str, broker: str) -> tuple[str, bool]:
-    """Sentence for an error that the client library only logged, and whether it is final."""
+def of_text(text: str, broker: str, certified: bool = True) -> tuple[str, bool]:
+    """Sentence for an error that the client library only logged, and whether it is final.
+
+    `certified`: this client has a certificate to show.
+    """
     if any(alert in text.upper() for alert in _CERTIFICATE_ALERTS):
+        if not certified:
+            return f"{broker} wants a certificate, and none was given: --cert and --key ({text})", True
         return f"{broker} does not accept our certificate ({text})", True
     return f"the connection to {broker} was lost ({text})", False

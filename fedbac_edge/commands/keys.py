@@ -68,6 +68,10 @@ def init(folder: Path, hosts: tuple[str, ...], file: Path | None, others: tuple[
             certificates.issue(folder, user)
         click.echo(f"made an authority in {folder}, with certificates for the broker and {len(users)} users")
         click.echo(f"keep {certificates.authority_pair(folder).key} safe: it can let anybody in")
+        for gateway in [name for name, devices in roster.items() if not devices]:
+            click.echo(
+                f"{gateway} lists no devices; for each: fedbac keys issue {gateway}/NAME --dir {folder}"
+            )
         if file is None:
             click.echo(f"next: fedbac keys issue gw1 gw1/dev1 --dir {folder}")
         else:

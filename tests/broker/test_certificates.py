@@ -96,6 +96,13 @@ def test_a_name_given_beside_the_certificate_does_not_count(keys: Path, free_por
 
 
 @pytest.mark.usefixtures("broker")
+def test_who_has_no_certificate_is_told_that_it_is_wanted(keys: Path, free_port: int, client: Any) -> None:
+    bare = BrokerUrl.parse(f"mqtts://127.0.0.1:{free_port}", ca=keys / "ca.pem")
+    refused = client(bare, "bare", wait=False)
+    assert "none was given: --cert and --key" in refused.inbox.wait(Disconnected, final=True)[0].reason
+
+
+@pytest.mark.usefixtures("broker")
 def test_the_brokers_certificate_is_no_clients(keys: Path, free_port: int, client: Any) -> None:
     server = certificates.server_pair(keys)
     borrowed = BrokerUrl.parse(

@@ -40,7 +40,9 @@ def common_name(path: Path) -> str:
 
 
 def test_a_folder_of_keys(runner: CliRunner, place: Path) -> None:
-    run(runner, "keys init --host broker.local --federation federation.toml --user gw2/late")
+    output = run(runner, "keys init --host broker.local --federation federation.toml --user gw2/late")
+    assert "gw2 lists no devices; for each: fedbac keys issue gw2/NAME --dir keys" in output
+    assert "gw1 lists" not in output
     names = {str(path.relative_to("keys")): path for path in Path("keys").rglob("*.pem")}
     users = {
         "cloud.pem": "cloud",
