@@ -37,7 +37,8 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/packages.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@echo "Python packages for .venv: minutes, and 1.4 GB of disk with a CPU build of torch (CUDA's take several more)"
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt byzfl
 	@touch $@
 
