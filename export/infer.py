@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -75,11 +76,12 @@ def infer(
         raise SystemExit(2) from error
     refused = answer(session, files(paths), top=top, as_json=as_json, fit=fit)
     if watch is not None:
-        try:
-            for path in arrivals(watch, threading.Event()):
-                refused += answer(session, [path], top=top, as_json=as_json, fit=fit)
-        except KeyboardInterrupt:
-            pass
+        stop = threading.Event()
+        # Said here, not left to Python: a shell starts what runs in its background with SIGINT ignored.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        for path in arrivals(watch, stop):
+            refused += answer(session, [path], top=top, as_json=as_json, fit=fit)
     if refused:
         raise SystemExit(1)
 

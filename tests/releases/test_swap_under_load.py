@@ -36,6 +36,9 @@ def test_no_question_fails_and_no_answer_is_mixed(
     for number in range(2, 2 + SWAPS):
         logits[number] = publisher.publish(number, 100 + number).logits(image)[0]
         client.wait_for_status(number=number)
+        asked.append(
+            client.ask("dev-1", image.tobytes())
+        )  # this one finds it, however slow the other thread is
     over.set()
     asker.join()
 
