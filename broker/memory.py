@@ -32,7 +32,6 @@ class MemoryBroker:
         self.retained: dict[str, bytes] = {}
         self._sessions: dict[str, _Session] = {}
         self._tree = SubscriptionTree()
-        self.published_bytes = 0
 
     def connect(self, client: str, will: Will | None, deliver: Deliver) -> bool:
         """Connect or take over; True when a session of this client was there."""
@@ -54,7 +53,6 @@ class MemoryBroker:
 
     def publish(self, topic: str, payload: bytes, retain: bool) -> None:
         """Fan out to every session that asked for the topic; an empty retained payload clears it."""
-        self.published_bytes += len(payload)
         if retain and payload:
             self.retained[topic] = payload
         elif retain:

@@ -21,7 +21,8 @@ from device_agent.worker import DataSource, TrainingWorker, WorkerError
 from fedbac_edge import discovery, notify, tiers
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.methods import UnknownMethod, method
-from fedbac_edge.models.catalog import UnknownArchitecture, architecture
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.protocol.device import Device, Profile
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store, stopping_on_signals

@@ -20,7 +20,8 @@ from export.files import write_bytes
 from export.metadata import properties
 from export.normalisation import absorb
 from export.served import ExportError, InputKind, ServedModel
-from fedbac_edge.models.catalog import Architecture, LeNet
+from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import FloatArray
 
 OPSET = 17

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from fedbac_edge.models.catalog import Architecture
+    from fedbac_edge.models.description import Architecture
     from fedbac_edge.parts import Part
 
 InputKind = Literal["uint8", "float"]

@@ -16,7 +16,8 @@ from fedbac_edge.bandits.linucb import initial_assignment
 from fedbac_edge.bandits.thompson import participants
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import UnknownMethod, method
-from fedbac_edge.models.catalog import UnknownArchitecture, architecture
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.releases import keys
 from fedbac_edge.robust import unsupported
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,10 @@ from fedbac_edge.commands.failures import explained
 from fedbac_edge.commands.options import FILE
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from export.from_store import Cluster
+    from export.quantise import Decision
     from export.served import InputKind
 
 
@@ -27,16 +31,30 @@ if TYPE_CHECKING:
     help="Raw pixels (normalisation inside the model), or normalised floats.",
 )
 @click.option("--part-logits", is_flag=True, help="Also what each part adds to the logits.")
-def export(state: Path, out: Path, input_kind: InputKind, part_logits: bool) -> None:
+@click.option(
+    "--int8",
+    "holdout",
+    type=FILE,
+    help="Labelled images: 8-bit weights where they lose at most 0.5 points on these and are faster here.",
+)
+@click.option("--torchscript", is_flag=True, help="Beside each ONNX file the same as TorchScript (torch).")
+def export(
+    state: Path, out: Path, input_kind: InputKind, part_logits: bool, holdout: Path | None, torchscript: bool
+) -> None:
     """Write one ONNX file per cluster that sites belong to: the sum of its parts, in one graph.
 
     \b
     Example:
       fedbac export --state runs/orchard --out models
+      fedbac export --state runs/orchard --out models --int8 holdout.npz
       fedbac-agent infer --model models/cluster-0.onnx photo.png
     """
+    if holdout is not None and (input_kind != "uint8" or part_logits):
+        raise click.UsageError("--int8 goes with neither --input float nor --part-logits")
     with explained():
-        for cluster, path in export_all(state, out, input_kind, part_logits):
+        for cluster, path in export_all(state, out, input_kind, part_logits, holdout, click.echo):
+            if torchscript:
+                click.echo(save_torchscript(cluster, input_kind, path.with_suffix(".pt")))
             accuracy = "never evaluated" if cluster.accuracy is None else f"{100 * cluster.accuracy:.1f} %"
             click.echo(
                 f"{path}  round {cluster.model.metadata['round']}, sites {', '.join(cluster.sites)}, "
@@ -45,11 +63,18 @@ def export(state: Path, out: Path, input_kind: InputKind, part_logits: bool) -> 
 
 
 def export_all(
-    state: Path, out: Path, input_kind: InputKind = "uint8", part_logits: bool = False
+    state: Path,
+    out: Path,
+    input_kind: InputKind = "uint8",
+    part_logits: bool = False,
+    holdout: Path | None = None,
+    say: Callable[[str], object] = lambda text: None,
 ) -> list[tuple[Cluster, Path]]:
-    """Write OUT/cluster-K.onnx for every active cluster; files of clusters left since are removed."""
+    """Write OUT/cluster-K.onnx for every active cluster; files of clusters left since are removed.
+
+    With labelled images at `holdout`, in int8 where that pays; `say` is told each decision.
+    """
     from export import from_store, graph
-    from fedbac_edge.models.catalog import LeNet
     from fedbac_edge.store import Store
 
     store = Store(from_store.cloud_store(state), read_only=True)
@@ -60,14 +85,42 @@ def export_all(
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for cluster in found:
-        if isinstance(cluster.model.architecture, LeNet):
-            proto = graph.build(cluster.model, input_kind=input_kind, part_logits=part_logits)
+        if holdout is None:
+            proto = _in_float(cluster, input_kind, part_logits)
         else:
-            from export import exporter  # needs torch
-
-            proto = exporter.build(cluster.model, input_kind=input_kind, part_logits=part_logits)
+            proto, decision = _decided(cluster, holdout)
+            say(f"cluster {cluster.number}: {decision}")
         written.append((cluster, graph.write(proto, out / f"cluster-{cluster.number}.onnx")))
     current = {path for _, path in written}
     for stale in set(out.glob("cluster-*.onnx")) - current:
         stale.unlink()
     return written
+
+
+def save_torchscript(cluster: Cluster, input_kind: InputKind, path: Path) -> Path:
+    """The same model as frozen TorchScript."""
+    from export import torchscript
+
+    return torchscript.save(
+        torchscript.build(cluster.model, input_kind=input_kind), cluster.model, input_kind, path
+    )
+
+
+def _in_float(cluster: Cluster, input_kind: InputKind, part_logits: bool) -> ModelProto:
+    from export import graph
+    from fedbac_edge.models.catalog import LeNet
+
+    if isinstance(cluster.model.architecture, LeNet):
+        return graph.build(cluster.model, input_kind=input_kind, part_logits=part_logits)
+    from export import exporter  # needs torch
+
+    return exporter.build(cluster.model, input_kind=input_kind, part_logits=part_logits)
+
+
+def _decided(cluster: Cluster, holdout: Path) -> tuple[ModelProto, Decision]:
+    from export import quantise
+    from fedbac_edge.datasets import sources
+
+    model = cluster.model
+    images = sources.load(holdout, classes=model.classes, input_shape=model.architecture.input_shape)
+    return quantise.decide(model, images.x, images.y)

@@ -22,7 +22,7 @@ ABOUT: dict[str, str] = {
     "evaluation": '"holdout": the bandits learn from samples that devices keep out of training.\n'
     '"test": from test data at the gateways, as in the paper; for the laboratory only.',
     "[model]": "The network, what goes in and what comes out. Every device must agree.",
-    "model.architecture": '"lenet", or "lenet-wide" with twice the weights.',
+    "model.architecture": '"lenet", "lenet-wide" with twice the weights, or your own: "module:factory".',
     "model.input": "Channels, height and width of an image.",
     "model.classes": "Class names in label order; folders of images are mapped by these names.",
     "model.mean": "Per channel, of pixels scaled to 0..1: the mean that is subtracted ...",

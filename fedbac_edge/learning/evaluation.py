@@ -11,7 +11,7 @@ from fedbac_edge.learning.inputs import check_data, check_part
 from fedbac_edge.learning.normalise import Images, Labels, normalise
 from fedbac_edge.learning.settings import Backend, Evaluation, Normalisation
 from fedbac_edge.learning.threads import torch_threads
-from fedbac_edge.models.catalog import Architecture
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import FloatArray, Part
 
 

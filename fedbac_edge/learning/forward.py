@@ -11,7 +11,8 @@ from fedbac_edge.learning.compiled import kernel_for
 from fedbac_edge.learning.compiler import NoKernel
 from fedbac_edge.learning.settings import Backend
 from fedbac_edge.models.additive import load, network
-from fedbac_edge.models.catalog import Architecture, LeNet
+from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import FloatArray, Part
 
 Logits = Callable[[FloatArray], FloatArray]

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbac_edge.learning.normalise import Images, Labels
 from fedbac_edge.learning.settings import LocalTraining
-from fedbac_edge.models.catalog import Architecture
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
 
 

@@ -12,7 +12,8 @@ from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.federation import Federation
 from fedbac_edge.learning.settings import Backend, Cancelled, Evaluation, Normalisation
 from fedbac_edge.methods import method
-from fedbac_edge.models.catalog import Architecture, architecture
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part, is_finite, pack, unpack
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Job, Trained, TrainJob
 from fedbac_edge.protocol.messages import NO_SCORE, Score

@@ -16,7 +16,8 @@ from fedbac_edge.learning.normalise import Images, Labels, normalise
 from fedbac_edge.learning.reference import train_reference
 from fedbac_edge.learning.settings import Backend, Cancelled, LocalTraining, LocalUpdate, Normalisation
 from fedbac_edge.learning.threads import torch_threads
-from fedbac_edge.models.catalog import Architecture, LeNet
+from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
 
 

@@ -22,7 +22,7 @@ from fedbac_edge.learning.normalise import Images, Labels, normalise
 from fedbac_edge.learning.settings import Cancelled, LocalTraining, LocalUpdate, Normalisation
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.additive import Additive
-from fedbac_edge.models.catalog import Architecture
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbac_edge.models.catalog import Architecture
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
 from fedbac_edge.randomness import generator
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbac_edge.models.catalog import Architecture, LeNet
+from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.models.lenet import LeNet5
 from fedbac_edge.parts import Part
 
@@ -22,8 +23,12 @@ from fedbac_edge.parts import Part
 def network(model: Architecture) -> nn.Module:
     """One torch module for this architecture, its state dict named as in `model.schema()`.
 
-    A new architecture registers its own with `@network.register`. Raises TypeError for an unknown one.
+    A user's description makes its own with `model.network()`. Raises TypeError for an unknown one.
     """
+    own = getattr(model, "network", None)
+    if own is not None:
+        made: nn.Module = own()
+        return made
     raise TypeError(f"no torch module is registered for the architecture {type(model).__name__}")
 
 

@@ -7,33 +7,12 @@ Initial weights follow PyTorch's default for convolutions and linear layers, U(-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from fedbac_edge.models import foreign
+from fedbac_edge.models.description import Architecture, UnknownArchitecture
 from fedbac_edge.parts import Part
-
-
-class Architecture(Protocol):
-    """What every tier may ask of a model."""
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
-        ...
-
-    @property
-    def classes(self) -> int:
-        """Number of logits."""
-        ...
-
-    def schema(self) -> dict[str, tuple[int, ...]]:
-        """Tensor name -> shape, in forward order; names are those of the torch state dict."""
-        ...
-
-    def init(self, rng: np.random.Generator) -> Part:
-        """Fresh random weights."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -82,19 +61,18 @@ class LeNet:
         return part
 
 
-class UnknownArchitecture(ValueError):
-    """The federation names an architecture that is not in the catalogue."""
-
-
 def architecture(name: str, input_shape: tuple[int, int, int], classes: int) -> Architecture:
-    """The catalogue: "lenet", "lenet-wide" (HierFAVG 2x: widths 8, 29, 144, 84).
+    """The catalogue: "lenet", "lenet-wide" (HierFAVG 2x: widths 8, 29, 144, 84); "module:factory" is yours.
 
     Raises UnknownArchitecture with the names that exist, or when the image is too small for the network.
     """
     known = {"lenet": (6, 16, 120, 84), "lenet-wide": (8, 29, 144, 84)}
+    if ":" in name:
+        return foreign.architecture(name, input_shape, classes)
     if name not in known:
         raise UnknownArchitecture(
-            f"no architecture is called {name!r}; there are: {', '.join(sorted(known))}"
+            f"no architecture is called {name!r}; there are: {', '.join(sorted(known))}, or your own as "
+            "module:factory"
         )
     model = LeNet(input_shape, classes, known[name])
     if min(model.grid) < 1:

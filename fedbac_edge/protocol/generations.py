@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedbac_edge.methods.method import Method
-from fedbac_edge.models.catalog import Architecture
+from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import digest, pack
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.engine import Action, Announce, Keep, Log, Withdraw

@@ -350,9 +350,3 @@ class Receipt(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     round: Round
     accepted: bool
     reason: Text = ""
-
-
-CloudToGateway = GatewayTask | GatewayEvaluation
-GatewayToCloud = GatewayUpdate | GatewayScores
-GatewayToDevice = TrainTask | EvaluateTask
-DeviceToGateway = DeviceUpdate | DeviceScores

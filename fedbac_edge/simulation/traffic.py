@@ -15,7 +15,8 @@ import msgspec
 
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods.method import Method
-from fedbac_edge.models.catalog import Architecture, parameter_count
+from fedbac_edge.models.catalog import parameter_count
+from fedbac_edge.models.description import Architecture
 
 FLOAT_BYTES = 4
 

@@ -94,3 +94,48 @@ def test_a_file_that_is_no_store(runner: CliRunner, tmp_path: Path) -> None:
     result = runner.invoke(cli, ["export", "--state", str(tmp_path), "--out", str(tmp_path / "m")])
     assert result.exit_code == 2
     assert "not a store of this software" in result.output
+
+
+def test_int8_is_decided_on_labelled_images_and_said(
+    runner: CliRunner, finished: Path, tiny: Federation, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    shape = (60, *tiny.model.input[1:], tiny.model.input[0])
+    np.savez(
+        tmp_path / "holdout.npz",
+        x=rng.integers(0, 256, shape, dtype=np.uint8),
+        y=rng.integers(0, len(tiny.model.classes), 60),
+    )
+    out = tmp_path / "models"
+    command = ["export", "--state", str(finished), "--out", str(out)]
+    result = runner.invoke(cli, [*command, "--int8", str(tmp_path / "holdout.npz")])
+    assert result.exit_code == 0, result.output
+    for path in out.glob("*.onnx"):
+        session = Session(path)
+        decision = json.loads(session.metadata["int8"])
+        assert session.metadata["precision"] == ("int8" if decision["kept"] else "float32")
+        assert decision["images"] == 60
+    assert result.output.count("int8 kept") + result.output.count("int8 not kept") == len(
+        list(out.glob("*.onnx"))
+    )
+    for other in (["--input", "float"], ["--part-logits"]):
+        refused = runner.invoke(cli, [*command, "--int8", str(tmp_path / "holdout.npz"), *other])
+        assert refused.exit_code == 2
+        assert "--int8 goes with neither" in refused.output
+    nowhere = runner.invoke(cli, [*command, "--int8", str(tmp_path / "nowhere.npz")])
+    assert nowhere.exit_code == 2
+
+
+def test_torchscript_beside_the_onnx_files_says_the_same(
+    runner: CliRunner, finished: Path, tiny: Federation, tmp_path: Path
+) -> None:
+    result = runner.invoke(cli, ["export", "--state", str(finished), "--out", str(tmp_path), "--torchscript"])
+    assert result.exit_code == 0, result.output
+    shape = (7, *tiny.model.input[1:], tiny.model.input[0])
+    images = np.random.default_rng(4).integers(0, 256, shape, dtype=np.uint8)
+    onnx_files = sorted(tmp_path.glob("*.onnx"))
+    assert onnx_files
+    for path in onnx_files:
+        script = torch.jit.load(path.with_suffix(".pt"))  # type: ignore[no-untyped-call]
+        logits = script(torch.from_numpy(images)).detach().numpy()
+        np.testing.assert_allclose(logits, Session(path).logits(images), atol=1e-4)

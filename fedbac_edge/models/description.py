@@ -1,0 +1,36 @@
+"""What every tier may ask of a model, whoever wrote it."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from fedbac_edge.parts import Part
+
+
+class UnknownArchitecture(ValueError):
+    """The federation names an architecture that cannot be had here; the message says why."""
+
+
+@runtime_checkable
+class Architecture(Protocol):
+    """What every tier may ask of a model."""
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Number of logits."""
+        ...
+
+    def schema(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name -> shape, in forward order; names are those of the torch state dict."""
+        ...
+
+    def init(self, rng: np.random.Generator) -> Part:
+        """Fresh random weights."""
+        ...
