@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import platform
 import threading
@@ -16,17 +15,17 @@ from device_agent import identity, pipe
 from device_agent.endings import GOODBYE_S, Failed, Leaving, Misconfigured
 from device_agent.narrator import Narrator
 from device_agent.settings import Settings
-from device_agent.voice import Voice, VoiceHandler
+from device_agent.stay import find, staying
+from device_agent.voice import Voice
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
-from fedbac_edge import discovery, notify, tiers
+from fedbac_edge import notify, tiers
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.protocol.device import Device, Profile
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store, stopping_on_signals
-from fedbac_edge.store import StoreError, StoreFailed
+from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store
 
 BACK_OFF_S = 0.5
 
@@ -35,44 +34,12 @@ def join(settings: Settings, voice: Voice) -> None:
     """Join and stay; returns after SIGINT or SIGTERM. Main thread only. Raises Misconfigured, Failed."""
     if importlib.util.find_spec("torch") is None:
         raise Misconfigured("a device that joins trains, and needs torch: pip install 'fedbac-edge[train]'")
-    leaving = Leaving()
-    handler = VoiceHandler(voice)
-    logging.getLogger().addHandler(handler)
-    try:
-        with stopping_on_signals(leaving.begin), identity.held(settings.state, settings.name) as name:
-            while not leaving.begun():
-                spec = _discover(settings, name, voice, leaving)
-                if spec is not None:
-                    _take_part(settings, name, spec, voice, leaving)
-        voice.say("left", "left")
-    except (identity.IdentityError, StoreError) as error:
-        raise Misconfigured(str(error)) from error
-    except (StoreFailed, OSError) as error:
-        raise Failed(str(error)) from error
-    finally:
-        notify.notify("STOPPING=1")
-        logging.getLogger().removeHandler(handler)
-        leaving.end()
-
-
-def _discover(settings: Settings, name: str, voice: Voice, leaving: Leaving) -> Spec | None:
-    notify.notify("READY=1", "STATUS=looking for the federation")
-    turns = notify.Turns(leaving.begun)
-    try:
-        with notify.watched([turns.poke]):
-            return discovery.find_spec(
-                settings.broker,
-                settings.federation,
-                f"fedbac:{settings.edge}:{name}",
-                lambda text: voice.say("waiting", text),
-                turns,
-            )
-    except discovery.Interrupted:
-        return None
-    except discovery.SeveralFederations as error:
-        raise Misconfigured(str(error)) from error
-    except discovery.DiscoveryError as error:
-        raise Failed(str(error)) from error
+    with staying(voice) as leaving, identity.held(settings.state, settings.name) as name:
+        client_id = f"fedbac:{settings.edge}:{name}"
+        while not leaving.begun():
+            spec = find(settings.broker, settings.federation, client_id, voice, leaving)
+            if spec is not None:
+                _take_part(settings, name, spec, voice, leaving)
 
 
 def check_membership(spec: Spec, edge: str, name: str) -> None:

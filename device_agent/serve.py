@@ -8,7 +8,6 @@ STATE/serving: the store with the current and the previous model, the pinned key
 from __future__ import annotations
 
 import importlib.util
-import logging
 from pathlib import Path
 
 import msgspec
@@ -18,20 +17,21 @@ from broker.bus import Bus, BusEvent, Delivery, Will
 from broker.mqtt import MqttBus
 from device_agent import identity
 from device_agent.answering import Answerer, Live
-from device_agent.endings import GOODBYE_S, Failed, Leaving, Misconfigured
+from device_agent.endings import GOODBYE_S, Leaving, Misconfigured
 from device_agent.settings import ServeSettings
+from device_agent.stay import find, staying
 from device_agent.trial import TrialWorker
-from device_agent.voice import Voice, VoiceHandler
+from device_agent.voice import Voice
 from export.files import write_bytes
 from export.infer import SERVED
-from fedbac_edge import discovery, notify, tiers
+from fedbac_edge import notify, tiers
 from fedbac_edge.node import Node
 from fedbac_edge.parts import digest
 from fedbac_edge.protocol.engine import ModelFailed
 from fedbac_edge.protocol.serving import Serving, ServingState
 from fedbac_edge.releases import keys
-from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store, stopping_on_signals
-from fedbac_edge.store import LedgerLine, Store, StoreError, StoreFailed
+from fedbac_edge.runtime import Inbox, Runtime, opened_store
+from fedbac_edge.store import LedgerLine, Store, StoreError
 
 BACK_OFF_S = 0.5
 SESSION_S = 30
@@ -44,31 +44,18 @@ def serve(settings: ServeSettings, voice: Voice) -> None:
     """Serve and stay; returns after SIGINT or SIGTERM. Main thread only. Raises Misconfigured, Failed."""
     if importlib.util.find_spec("cryptography") is None:
         raise Misconfigured("signatures are checked with cryptography: pip install 'fedbac-edge[infer]'")
-    leaving = Leaving()
-    handler = VoiceHandler(voice)
-    logging.getLogger().addHandler(handler)
-    try:
-        with (
-            stopping_on_signals(leaving.begin),
-            identity.held(settings.state, settings.name, "serve.lock") as name,
-            opened_store(settings.state / SERVED.parent, settings.edge) as store,
-        ):
-            federation = settings.federation or _remembered(store)
-            if federation is None:
-                federation = _discovered(settings, name, voice, leaving)
-            if federation is not None:
-                _serve(settings, federation, name, store, voice, leaving)
-        voice.say("left", "left")
-    except (identity.IdentityError, StoreError) as error:
-        raise Misconfigured(str(error)) from error
-    except (StoreFailed, OSError) as error:
-        raise Failed(str(error)) from error
-    except Stopped as error:
-        raise Failed(str(error)) from error
-    finally:
-        notify.notify("STOPPING=1")
-        logging.getLogger().removeHandler(handler)
-        leaving.end()
+    with (
+        staying(voice) as leaving,
+        identity.held(settings.state, settings.name, "serve.lock") as name,
+        opened_store(settings.state / SERVED.parent, settings.edge) as store,
+    ):
+        federation = settings.federation or _remembered(store)
+        if federation is None:
+            client_id = f"fedbac:{settings.edge}:{name}:serve"
+            spec = find(settings.broker, None, client_id, voice, leaving)
+            federation = None if spec is None else spec.federation.name
+        if federation is not None:
+            _serve(settings, federation, name, store, voice, leaving)
 
 
 def _remembered(store: Store) -> str | None:
@@ -80,27 +67,6 @@ def _remembered(store: Store) -> str | None:
         return msgspec.msgpack.decode(stored, type=ServingState).federation or None
     except msgspec.DecodeError as error:
         raise StoreError(f"what this device was serving cannot be read: {error}") from error
-
-
-def _discovered(settings: ServeSettings, name: str, voice: Voice, leaving: Leaving) -> str | None:
-    notify.notify("READY=1", "STATUS=looking for the federation")
-    turns = notify.Turns(leaving.begun)
-    try:
-        with notify.watched([turns.poke]):
-            spec = discovery.find_spec(
-                settings.broker,
-                None,
-                f"fedbac:{settings.edge}:{name}:serve",
-                lambda text: voice.say("waiting", text),
-                turns,
-            )
-    except discovery.Interrupted:
-        return None
-    except discovery.SeveralFederations as error:
-        raise Misconfigured(str(error)) from error
-    except discovery.DiscoveryError as error:
-        raise Failed(str(error)) from error
-    return spec.federation.name
 
 
 def _serve(

@@ -181,9 +181,6 @@ _COLUMNS = (
 class _Lines:
     """A line per round."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
-
     def say(self, text: str) -> None:
         click.echo(text)
 
@@ -233,7 +230,6 @@ class _Terminal(_Lines):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        super().__init__(total)
         self._console = Console(highlight=False)
         self.progress = Progress(
             TextColumn("rounds"),
@@ -285,4 +281,4 @@ def _showing(scenario: Scenario, as_json: bool) -> Iterator[_View]:
         with view.progress:
             yield view
     else:
-        yield _Lines(total)
+        yield _Lines()

@@ -1,0 +1,55 @@
+"""What `join` and `serve` have in common: they stay until told to leave, and look for their federation."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from broker.url import BrokerUrl
+from device_agent import identity
+from device_agent.endings import Failed, Leaving, Misconfigured
+from device_agent.voice import Voice, VoiceHandler
+from fedbac_edge import discovery, notify
+from fedbac_edge.protocol.messages import Spec
+from fedbac_edge.runtime import Stopped, stopping_on_signals
+from fedbac_edge.store import StoreError, StoreFailed
+
+
+@contextlib.contextmanager
+def staying(voice: Voice) -> Iterator[Leaving]:
+    """Signals become the wish to leave, warnings go to `voice`, failures become Misconfigured or Failed."""
+    leaving = Leaving()
+    handler = VoiceHandler(voice)
+    logging.getLogger().addHandler(handler)
+    try:
+        with stopping_on_signals(leaving.begin):
+            yield leaving
+        voice.say("left", "left")
+    except (identity.IdentityError, StoreError) as error:
+        raise Misconfigured(str(error)) from error
+    except (Stopped, StoreFailed, OSError) as error:
+        raise Failed(str(error)) from error
+    finally:
+        notify.notify("STOPPING=1")
+        logging.getLogger().removeHandler(handler)
+        leaving.end()
+
+
+def find(
+    broker: BrokerUrl, federation: str | None, client_id: str, voice: Voice, leaving: Leaving
+) -> Spec | None:
+    """The federation, waited for as long as it takes; None when told to leave meanwhile."""
+    notify.notify("READY=1", "STATUS=looking for the federation")
+    turns = notify.Turns(leaving.begun)
+    try:
+        with notify.watched([turns.poke]):
+            return discovery.find_spec(
+                broker, federation, client_id, lambda text: voice.say("waiting", text), turns
+            )
+    except discovery.Interrupted:
+        return None
+    except discovery.SeveralFederations as error:
+        raise Misconfigured(str(error)) from error
+    except discovery.DiscoveryError as error:
+        raise Failed(str(error)) from error
