@@ -6,7 +6,7 @@ Initial weights follow PyTorch's default for convolutions and linear layers, U(-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,6 +60,11 @@ class LeNet:
             part[name] = rng.uniform(-bound, bound, shape).astype(np.float32)
         return part
 
+    def shrunk(self, numerator: int, denominator: int) -> LeNet:
+        """See `shrunk`."""
+        first, second, third, fourth = (share(width, numerator, denominator) for width in self.widths)
+        return replace(self, widths=(first, second, third, fourth))
+
 
 def architecture(name: str, input_shape: tuple[int, int, int], classes: int) -> Architecture:
     """The catalogue: "lenet", "lenet-wide" (HierFAVG 2x: widths 8, 29, 144, 84); "module:factory" is yours.
@@ -78,6 +83,31 @@ def architecture(name: str, input_shape: tuple[int, int, int], classes: int) -> 
     if min(model.grid) < 1:
         raise UnknownArchitecture(f"{name} needs images of at least 16x16 pixels, not {input_shape[1:]}")
     return model
+
+
+def shrunk(model: Architecture, numerator: int, denominator: int = 16) -> Architecture:
+    """The same architecture with numerator/denominator of its channels and hidden units, as the residual
+    models of HASSLE have (arXiv 2303.02445: 4/16); inputs and classes stay.
+
+    Widths are rounded to the nearest, halves up, and never below one: LeNet at 4/16 is 2/4/30/21, at 1/16
+    1/1/8/5. Raises ValueError when the share is not within (0, 1], UnknownArchitecture when the model is a
+    user's own without a method `shrunk(numerator, denominator)`.
+    """
+    if not 0 < numerator <= denominator:
+        raise ValueError(f"a share of the channels lies above 0 and up to 1, not {numerator}/{denominator}")
+    own = getattr(model, "shrunk", None)
+    if own is None:
+        raise UnknownArchitecture(
+            f"{type(model).__name__} has no smaller form: give it a method shrunk(numerator, denominator) "
+            "that returns a description with fewer channels"
+        )
+    smaller: Architecture = own(numerator, denominator)
+    return smaller
+
+
+def share(width: int, numerator: int, denominator: int) -> int:
+    """numerator/denominator of `width`: to the nearest, halves up, at least one."""
+    return max(1, (2 * width * numerator + denominator) // (2 * denominator))
 
 
 def parameter_count(model: Architecture) -> int:
