@@ -16,7 +16,7 @@ from fedbac_edge.bandits.linucb import initial_assignment
 from fedbac_edge.bandits.thompson import participants
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import UnknownMethod, method
-from fedbac_edge.models.catalog import architecture
+from fedbac_edge.models.catalog import LeNet, architecture
 from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.releases import keys
 from fedbac_edge.robust import unsupported
@@ -73,9 +73,14 @@ def check(federation: Federation) -> Federation:
             if len(set(devices)) != len(devices):
                 raise FederationError(f"[gateways] {gateway}: a device is listed twice")
         turns = len(method(federation).turns)
-        architecture(model.architecture, model.input, len(model.classes))
+        described = architecture(model.architecture, model.input, len(model.classes))
     except (BadName, UnknownMethod, UnknownArchitecture) as error:
         raise FederationError(str(error)) from error
+    if federation.training.backend in ("compiled", "fused") and not isinstance(described, LeNet):
+        raise FederationError(
+            f"[training] backend: {federation.training.backend!r} trains LeNets only; "
+            f"for {model.architecture} say 'reference', or leave it at 'auto'"
+        )
     if turns > federation.training.epochs:
         raise FederationError(
             f"[training] epochs: {federation.method.name} trains in {turns} turns, each of an epoch at least"

@@ -7,6 +7,9 @@
   "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD",
   ICML 2019). `protocol/feedback.py` says when a residual counts.
 
+Running statistics of batch normalisations travel as they are in every encoding: they are few, and a variance
+that rounding takes below zero, or close to it, would ruin the network.
+
 Every operation is a float32 operation on single elements, so equal inputs give equal bytes on every machine.
 """
 
@@ -17,7 +20,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 from safetensors.numpy import save
 
-from fedbac_edge.parts import FloatArray, Part, PartError, Schema, is_finite, pack, read_tensors, unpack
+from fedbac_edge.parts import (
+    FloatArray,
+    Part,
+    PartError,
+    Schema,
+    has_variances,
+    is_finite,
+    is_statistic,
+    pack,
+    read_tensors,
+    unpack,
+)
 
 Encoding = Literal["float32", "float16", "int8"]
 NAMES: tuple[Encoding, ...] = get_args(Encoding)
@@ -44,11 +58,12 @@ def encode(encoding: Encoding, part: Part, base: Part, residual: Part | None) ->
     if encoding == "float32":
         return pack(part), None
     with np.errstate(over="ignore", invalid="ignore"):
-        steps = {name: np.asarray(part[name] - base[name]) for name in sorted(part)}
+        exact = {name: np.asarray(part[name], np.float32, order="C") for name in part if is_statistic(name)}
+        steps = {name: np.asarray(part[name] - base[name]) for name in sorted(part) if name not in exact}
         if encoding == "float16":
             halves = {name: np.asarray(step, np.float16) for name, step in steps.items()}
             _check(halves, encoding)
-            return save(halves), None
+            return save({**halves, **exact}), None
         if residual is not None:
             steps = {name: np.asarray(step + residual[name]) for name, step in steps.items()}
         _check(steps, encoding)
@@ -61,33 +76,41 @@ def encode(encoding: Encoding, part: Part, base: Part, residual: Part | None) ->
             levels[name] = np.asarray(rounded, np.int8)
             left[name] = np.asarray(step - rounded * scales[index], np.float32)
     _check(left, encoding)
-    return save({**levels, SCALES: scales}), left
+    nothing = {name: np.zeros_like(tensor) for name, tensor in exact.items()}
+    return save({**levels, **exact, SCALES: scales}), {**left, **nothing}
 
 
 def decode(encoding: Encoding, data: bytes, base: Part, schema: Schema) -> Part:
     """The part that `data` stands for, on top of `base` (float32, of `schema`).
 
     Size, names, types and shapes are checked before arrays are made, then scales (finite, positive) and the
-    numbers of the result (finite). Raises PartError.
+    numbers of the result (finite, no variance below zero). Raises PartError.
     """
     if encoding == "float32":
         return _finite(unpack(data, schema))
+    exact = {name: (np.dtype(np.float32), shape) for name, shape in schema.items() if is_statistic(name)}
+    stepped = {name: shape for name, shape in schema.items() if name not in exact}
     with np.errstate(over="ignore", invalid="ignore"):
         if encoding == "float16":
-            halves = read_tensors(data, {name: (np.dtype(np.float16), s) for name, s in schema.items()})
-            return _sum(base, {name: halves[name].astype(np.float32) for name in schema})
+            halves = read_tensors(
+                data, {**{name: (np.dtype(np.float16), s) for name, s in stepped.items()}, **exact}
+            )
+            steps = {name: halves[name].astype(np.float32) for name in stepped}
+            return _sum(base, steps, {name: halves[name] for name in exact})
         levels = read_tensors(
             data,
             {
-                **{name: (np.dtype(np.int8), shape) for name, shape in schema.items()},
-                SCALES: (np.dtype(np.float32), (len(schema),)),
+                **{name: (np.dtype(np.int8), shape) for name, shape in stepped.items()},
+                **exact,
+                SCALES: (np.dtype(np.float32), (len(stepped),)),
             },
         )
         scales = levels[SCALES]
         if not (np.isfinite(scales).all() and (scales > 0).all()):
             raise PartError("a scale is not a finite number above zero")
-        by_name = dict(zip(sorted(schema), scales, strict=True))
-        return _sum(base, {name: levels[name].astype(np.float32) * by_name[name] for name in schema})
+        by_name = dict(zip(sorted(stepped), scales, strict=True))
+        steps = {name: levels[name].astype(np.float32) * by_name[name] for name in stepped}
+        return _sum(base, steps, {name: levels[name] for name in exact})
 
 
 def _scale(step: FloatArray) -> np.float32:
@@ -102,12 +125,15 @@ def _check(tensors: dict[str, Any], encoding: Encoding) -> None:
             raise EncodingError(f"{name}: the step from the base is too large for {encoding}")
 
 
-def _sum(base: Part, steps: Part) -> Part:
+def _sum(base: Part, steps: Part, exact: Part) -> Part:
     # asarray: numpy makes a scalar of a sum without dimensions.
-    return _finite({name: np.asarray(base[name] + step) for name, step in steps.items()})
+    moved = {name: np.asarray(base[name] + step) for name, step in steps.items()}
+    return _finite({name: moved[name] if name in moved else exact[name] for name in base})
 
 
 def _finite(part: Part) -> Part:
     if not is_finite(part):
         raise PartError("holds a number that is not finite")
+    if not has_variances(part):
+        raise PartError("holds a variance below zero")
     return part

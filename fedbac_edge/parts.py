@@ -74,6 +74,17 @@ def is_finite(part: Part) -> bool:
     return all(bool(np.isfinite(tensor).all()) for tensor in part.values())
 
 
+def is_statistic(name: str) -> bool:
+    """True for a tensor that a batch normalisation measures: "...running_mean", "...running_var", as torch
+    calls them. Such tensors are not trained, so they have no step that could be coarsened or shortened."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def has_variances(part: Part) -> bool:
+    """False when a running variance is below zero: its root would be no number."""
+    return all(bool((t >= 0).all()) for name, t in part.items() if name.endswith("running_var"))
+
+
 def distance(part: Part, base: Part) -> float:
     """Euclidean norm of part - base over all tensors, in float64."""
     return float(

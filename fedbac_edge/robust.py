@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge.aggregation import AggregationError, Contribution, weighted_mean
-from fedbac_edge.parts import Part, distance, is_finite
+from fedbac_edge.parts import Part, distance, is_finite, is_statistic
 
 RuleName = Literal["mean", "clip", "trimmed-mean", "median", "multi-krum"]
 Float64 = npt.NDArray[np.float64]
@@ -115,10 +115,28 @@ def krum_order(squares: Float64, neighbours: int) -> list[int]:
 
 
 def _clipped_mean(updates: Sequence[Contribution], base: Part, clip_norm: float) -> Part:
-    """base + sum w_i min(1, c / |d_i|) d_i / sum w_i, with d_i = update - base."""
-    norms = [distance(_checked(update), base) for update in updates]
-    most = clip_norm or median(norms)
+    """base + sum w_i min(1, c / |d_i|) d_i / sum w_i, with d_i = update - base.
+
+    Running statistics are clipped by themselves, at the median of their norms: in other units than the
+    weights, they would hide those in a common norm. Each step stays within (base, update), so no variance
+    falls below zero.
+    """
     weights = capped([update.weight for update in updates])
+    statistics = frozenset(filter(is_statistic, base))
+    groups = [(frozenset(base) - statistics, clip_norm), (statistics, 0.0)]
+    fresh: Part = {}
+    for names, most in groups:
+        if names:
+            fresh |= _clipped_steps(updates, weights, {n: t for n, t in base.items() if n in names}, most)
+    return {name: fresh[name] for name in base}
+
+
+def _clipped_steps(
+    updates: Sequence[Contribution], weights: Sequence[float], base: Part, clip_norm: float
+) -> Part:
+    """The clipped mean of the tensors of `base` alone."""
+    norms = [distance({n: p[n] for n in base}, base) for p in map(_checked, updates)]
+    most = clip_norm or median(norms)
     steps = {name: np.zeros(tensor.shape, np.float64) for name, tensor in base.items()}
     for update, norm, weight in zip(updates, norms, weights, strict=True):
         factor = weight * (most / norm if norm > most else 1.0)

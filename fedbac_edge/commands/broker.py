@@ -238,11 +238,11 @@ def _sized_for(file: Path) -> dict[str, Any]:
     from broker.mosquitto import MAX_PACKET
     from fedbac_edge import config
     from fedbac_edge.methods import method
-    from fedbac_edge.models.catalog import architecture, parameter_count
+    from fedbac_edge.models.catalog import architecture, float_count
 
     federation = config.load(file)
     model = federation.model
-    weights = 4 * parameter_count(architecture(model.architecture, model.input, len(model.classes)))
+    weights = 4 * float_count(architecture(model.architecture, model.input, len(model.classes)))
     parts = len(method(federation).parts())
     devices = max([100, *map(len, federation.gateways.values())])
     return {"max_queued_messages": max(20_000, 4 * chunk_count(weights, MAX_PACKET) * (parts + devices))}

@@ -56,7 +56,7 @@ def train_reference(
     with torch_threads(settings.threads):
         additive = Additive(model, parts).to(device)
         for role in settings.frozen:
-            additive.part(role).requires_grad_(False)
+            additive.part(role).requires_grad_(False).eval()  # nor do its running statistics change
         l2 = {role: value for role, value in settings.l2.items() if role not in settings.frozen}
         trained = [weights for weights in additive.parameters() if weights.requires_grad]
         optimiser = torch.optim.SGD(

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.models.lenet import LeNet5
+from fedbac_edge.models.resnet import ResNet8
+from fedbac_edge.models.resnet_module import ResNet
 from fedbac_edge.parts import Part
 
 
@@ -35,6 +37,11 @@ def network(model: Architecture) -> nn.Module:
 @network.register
 def _(model: LeNet) -> nn.Module:
     return LeNet5(model)
+
+
+@network.register
+def _(model: ResNet8) -> nn.Module:
+    return ResNet(model)
 
 
 def load(module: nn.Module, part: Part) -> None:

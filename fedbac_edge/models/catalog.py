@@ -7,11 +7,13 @@ Initial weights follow PyTorch's default for convolutions and linear layers, U(-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
 from fedbac_edge.models import foreign
-from fedbac_edge.models.description import Architecture, UnknownArchitecture
+from fedbac_edge.models.description import Architecture, UnknownArchitecture, buffers, share
+from fedbac_edge.models.resnet import ResNet8
 from fedbac_edge.parts import Part
 
 
@@ -66,20 +68,27 @@ class LeNet:
         return replace(self, widths=(first, second, third, fourth))
 
 
+LENETS = {"lenet": (6, 16, 120, 84), "lenet-wide": (8, 29, 144, 84)}
+
+
 def architecture(name: str, input_shape: tuple[int, int, int], classes: int) -> Architecture:
-    """The catalogue: "lenet", "lenet-wide" (HierFAVG 2x: widths 8, 29, 144, 84); "module:factory" is yours.
+    """The catalogue: "lenet", "lenet-wide" (HierFAVG 2x: widths 8, 29, 144, 84), "resnet8"; "module:factory"
+    is yours.
 
     Raises UnknownArchitecture with the names that exist, or when the image is too small for the network.
     """
-    known = {"lenet": (6, 16, 120, 84), "lenet-wide": (8, 29, 144, 84)}
     if ":" in name:
         return foreign.architecture(name, input_shape, classes)
-    if name not in known:
+    if name == "resnet8":
+        if min(input_shape[1:]) < 8:
+            raise UnknownArchitecture(f"{name} needs images of at least 8x8 pixels, not {input_shape[1:]}")
+        return ResNet8(input_shape, classes)
+    if name not in LENETS:
         raise UnknownArchitecture(
-            f"no architecture is called {name!r}; there are: {', '.join(sorted(known))}, or your own as "
-            "module:factory"
+            f"no architecture is called {name!r}; there are: {', '.join(sorted((*LENETS, 'resnet8')))}, or "
+            "your own as module:factory"
         )
-    model = LeNet(input_shape, classes, known[name])
+    model = LeNet(input_shape, classes, LENETS[name])
     if min(model.grid) < 1:
         raise UnknownArchitecture(f"{name} needs images of at least 16x16 pixels, not {input_shape[1:]}")
     return model
@@ -105,11 +114,12 @@ def shrunk(model: Architecture, numerator: int, denominator: int = 16) -> Archit
     return smaller
 
 
-def share(width: int, numerator: int, denominator: int) -> int:
-    """numerator/denominator of `width`: to the nearest, halves up, at least one."""
-    return max(1, (2 * width * numerator + denominator) // (2 * denominator))
-
-
 def parameter_count(model: Architecture) -> int:
-    """Number of weights in one part of this architecture."""
-    return sum(int(np.prod(shape)) for shape in model.schema().values())
+    """Number of trainable weights in one part of this architecture."""
+    measured = buffers(model)
+    return sum(prod(shape) for name, shape in model.schema().items() if name not in measured)
+
+
+def float_count(model: Architecture) -> int:
+    """Number of floats that travel with one part: its weights and its buffers."""
+    return sum(map(prod, model.schema().values()))

@@ -34,3 +34,18 @@ class Architecture(Protocol):
     def init(self, rng: np.random.Generator) -> Part:
         """Fresh random weights."""
         ...
+
+
+def buffers(model: Architecture) -> frozenset[str]:
+    """The tensors of a part that are measured and not trained: a description may name them as `buffers`.
+
+    They travel, are averaged with the weights of the update that they belong to, and are left out of
+    gradients and penalties.
+    """
+    named: frozenset[str] = getattr(model, "buffers", frozenset())
+    return named
+
+
+def share(width: int, numerator: int, denominator: int) -> int:
+    """numerator/denominator of `width`: to the nearest, halves up, at least one."""
+    return max(1, (2 * width * numerator + denominator) // (2 * denominator))

@@ -1,4 +1,4 @@
-"""What a round costs on the links, by two rules of counting; in bytes of float32 weights.
+"""What a round costs on the links, by two rules of counting; in bytes of float32 parts.
 
 - `sent`: every network on every link and in each direction as it is really sent: all roles of the method's
   model, down to each asked device and up from each that answered, and once each way for every gateway; in an
@@ -15,7 +15,7 @@ import msgspec
 
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods.method import Method
-from fedbac_edge.models.catalog import parameter_count
+from fedbac_edge.models.catalog import float_count
 from fedbac_edge.models.description import Architecture
 
 FLOAT_BYTES = 4
@@ -36,7 +36,7 @@ def of_training(
     method: Method, model: Architecture, sites: int, asked: int, answered: int, published: tuple[int, int]
 ) -> Traffic:
     """One round: `sites` gateways took part, `asked` devices got the parts and `answered` sent theirs."""
-    network = FLOAT_BYTES * parameter_count(model)
+    network = FLOAT_BYTES * float_count(model)
     roles = len(method.roles)
     return Traffic(
         sent_up=roles * network * (sites + answered),
@@ -58,7 +58,7 @@ def of_evaluation(
     published: tuple[int, int],
 ) -> Traffic:
     """One evaluation of `candidates` clusters: at the gateways, or at their `devices` with a hold-out."""
-    network = FLOAT_BYTES * parameter_count(model)
+    network = FLOAT_BYTES * float_count(model)
     shared = sum(role.scope == "global" for role in method.roles)
     networks = shared + (len(method.roles) - shared) * candidates
     links = sites + (0 if federation.evaluation == "test" else devices)

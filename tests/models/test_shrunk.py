@@ -19,9 +19,9 @@ from fedbac_edge.models.description import UnknownArchitecture
         (16, (6, 16, 120, 84)),
     ],
 )
-def test_lenet_shrinks_to_these_widths(numerator: int, widths: tuple[int, ...]) -> None:
+def test_lenet_shrinks_to_these_widths(numerator: int, widths: tuple[int, int, int, int]) -> None:
     full = architecture("lenet", (1, 28, 28), 10)
-    assert shrunk(full, numerator) == LeNet((1, 28, 28), 10, widths)  # type: ignore[arg-type]
+    assert shrunk(full, numerator) == LeNet((1, 28, 28), 10, widths)
 
 
 def test_the_residual_of_lenet_has_3077_weights() -> None:
@@ -43,7 +43,7 @@ class Fixed:
     def schema(self) -> dict[str, tuple[int, ...]]:
         return {"w": (10, 784)}
 
-    def init(self, rng: np.random.Generator) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    def init(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {"w": rng.normal(size=(10, 784)).astype(np.float32)}
 
 
