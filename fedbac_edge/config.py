@@ -81,6 +81,7 @@ def check(federation: Federation) -> Federation:
             f"[training] backend: {federation.training.backend!r} trains LeNets only; "
             f"for {model.architecture} say 'reference', or leave it at 'auto'"
         )
+    _check_places(federation)
     if turns > federation.training.epochs:
         raise FederationError(
             f"[training] epochs: {federation.method.name} trains in {turns} turns, each of an epoch at least"
@@ -119,6 +120,19 @@ def check(federation: Federation) -> Federation:
     return federation
 
 
+def _check_places(federation: Federation) -> None:
+    """[method] places names gateways and clusters that there are."""
+    clusters = method(federation).clusters
+    for gateway, cluster in federation.method.places.items():
+        if federation.gateways and gateway not in federation.gateways:
+            raise FederationError(f"[method] places: {gateway!r} is not among [gateways]")
+        if cluster >= clusters:
+            raise FederationError(
+                f"[method] places: {gateway} in cluster {cluster}, but there are {clusters}, counted from 0; "
+                "raise [method] clusters or name another"
+            )
+
+
 def _check_rules(federation: Federation, asked: Mapping[str, int]) -> None:
     """The roster says how many updates a rule will see at most; `asked`: gateway -> devices of a round."""
     robust, described = federation.robust, method(federation)
@@ -127,7 +141,8 @@ def _check_rules(federation: Federation, asked: Mapping[str, int]) -> None:
             raise FederationError(f"[robust] edge: {gateway} asks {count} of its devices, but {reason}")
     seen = [len(federation.gateways)] if any(r.scope == "global" for r in described.roles) else []
     if described.placement != "argmin" and any(r.scope == "cluster" for r in described.roles):
-        places = initial_assignment(federation.gateways, described.clusters, described.placement)
+        dealt = initial_assignment(federation.gateways, described.clusters, described.placement)
+        places = dealt | federation.method.places
         seen.append(min(Counter(places.values()).values()))
     for count in seen:
         if reason := unsupported(robust.cloud_rule(), count):

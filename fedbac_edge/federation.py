@@ -50,6 +50,8 @@ class MethodTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """K_max; 0 means one per gateway (the paper's default)."""
     initial: Literal["round-robin", "single", "argmin"] = "round-robin"
     """At the start: gateway i on cluster i, everyone on cluster 0, or each where its loss is smallest."""
+    places: dict[str, Annotated[int, Meta(ge=0, le=999)]] = {}
+    """Gateway -> the cluster it begins in, where its kind is known; the others by `initial`."""
     cluster_start: Literal["common", "each", "warm"] = "common"
     """Initial cluster networks: one common draw, one draw each, or common with a warm start."""
     cloud_weight: Literal["data", "participants"] = "data"

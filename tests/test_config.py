@@ -155,3 +155,16 @@ def test_a_file_is_named_with_what_is_wrong_in_it(tmp_path: Path) -> None:
         load(tmp_path)
     path.write_text(minimal())
     assert load(path).name == "t"
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [("{ gw9 = 0 }", "'gw9' is not among"), ("{ gw1 = 2 }", "gw1 in cluster 2, but there are 2")],
+)
+def test_places_name_gateways_and_clusters_that_exist(places: str, said: str) -> None:
+    text = (
+        'name = "t"\n[model]\nclasses = ["a", "b"]\n[method]\nplaces = {}\n[gateways]\ngw1 = []\ngw2 = []\n'
+    )
+    assert parse(text.format("{ gw1 = 1 }")).method.places == {"gw1": 1}
+    with pytest.raises(FederationError, match=said):
+        parse(text.format(places))

@@ -34,6 +34,8 @@ ABOUT: dict[str, str] = {
     "method.clusters": "Number of clusters; 0 means one per gateway under [gateways].",
     "method.initial": 'Where sites begin: "round-robin" over the clusters, all in a "single" one, or each\n'
     'where its loss is smallest ("argmin").',
+    "method.places": "Where the kind of sites is known, the cluster that each begins in, for example\n"
+    '{ gw1 = 0, gw2 = 0, gw3 = 1 }; with assignment.method = "fixed" it stays there.',
     "method.cluster_start": 'First weights of the cluster networks: one "common" draw, one draw "each", or\n'
     '"warm": a cluster that is entered for the first time copies the network of the one left.',
     "method.cloud_weight": 'A site weighs by all its "data", or by what its "participants" trained on.',
@@ -125,7 +127,9 @@ def _comment(text: str) -> list[str]:
 
 def _default(struct: Any, name: str) -> Any:
     field = next(field for field in msgspec.structs.fields(struct) if field.name == name)
-    return msgspec.NODEFAULT if field.default is msgspec.NODEFAULT else msgspec.to_builtins(field.default)
+    if field.default is not msgspec.NODEFAULT:
+        return msgspec.to_builtins(field.default)
+    return msgspec.NODEFAULT if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def _key(name: str) -> str:
@@ -140,5 +144,6 @@ def _value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_value(item) for item in value) + "]"
-    assert not isinstance(value, Mapping)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(name)} = {_value(item)}" for name, item in value.items()) + "}"
     return repr(value)

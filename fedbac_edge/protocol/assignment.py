@@ -13,12 +13,19 @@ from fedbac_edge.protocol.messages import Score
 
 
 def initial_places(
-    known: Sequence[str], fresh: Sequence[str], clusters: int, rule: Placement
+    known: Sequence[str],
+    fresh: Sequence[str],
+    clusters: int,
+    rule: Placement,
+    named: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Site -> cluster at its start; "argmin" deals out too, until the losses are known."""
-    return linucb.initial_assignment(
-        [*known, *fresh], clusters, "single" if rule == "single" else "round-robin"
-    )
+    """Site -> cluster at its start; "argmin" deals out too, until the losses are known.
+
+    `named` are the sites whose cluster the federation's file names.
+    """
+    sites = [*known, *fresh]
+    dealt = linucb.initial_assignment(sites, clusters, "single" if rule == "single" else "round-robin")
+    return {site: (named or {}).get(site, cluster) for site, cluster in dealt.items()}
 
 
 def sweep(

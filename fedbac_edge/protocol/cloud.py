@@ -252,7 +252,8 @@ class Cloud:
         if not fresh:
             return []
         clusters = self.method.clusters
-        places = initial_places(list(known), fresh, clusters, self.method.placement)
+        named = federation.method.places
+        places = initial_places(list(known), fresh, clusters, self.method.placement, named)
         if state.clustering is None:
             state.clustering = linucb.start(places, clusters, federation.assignment.arms)
         else:

@@ -25,7 +25,8 @@ from fedbac_edge.protocol.device import Profile
 from fedbac_edge.protocol.engine import Event, Job, JobFailed, TrainJob
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.randomness import generator
-from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place
+from fedbac_edge.simulation.drift import plan_at, round_of
+from fedbac_edge.simulation.grounds import NOTHING, Grounds, Plan
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.observer import Observer
 from fedbac_edge.simulation.pool import Pool, PoolError, event_of
@@ -51,7 +52,9 @@ class Laboratory:
         with self._opened() as stores:
             world = self._world(stores)
             cloud = world.processes["cloud"]
-            observer = Observer(self._scenario.federation, self._grounds, self._pool, stores, journal, tell)
+            observer = Observer(
+                self._scenario.federation, self._grounds, self._plan, self._pool, stores, journal, tell
+            )
             if stores["cloud"].read("machine") is not None:
                 world.run(lambda: cloud.node is not None)
                 observer.catch_up(_machine(cloud.node))
@@ -70,6 +73,10 @@ class Laboratory:
             final = {name: stores["cloud"].blobs[ref.hash] for name, ref in sorted(parts.items())}
             _leave_ledgers(stores)
             return final
+
+    def _plan(self, round: int) -> Plan:
+        """Who holds which samples in that round."""
+        return plan_at(self._grounds.plan, self._scenario.federation, self._scenario.cut, round)
 
     # --- the world ---
 
@@ -94,25 +101,29 @@ class Laboratory:
 
         add("cloud", lambda store: tiers.cloud(federation, instance, store, wall))
         for gateway, devices in sorted(federation.gateways.items()):
-            add(gateway, partial(gateway_node, gateway), self._worker(world, NOTHING, plan.test[gateway]))
+            add(gateway, partial(gateway_node, gateway), self._worker(world, gateway))
             for device in sorted(devices):
-                samples, holdout = plan.train[device], plan.holdout[device]
-                profile = Profile(samples=len(samples), labelled=len(samples), holdout=len(holdout))
+                samples = len(plan.train[device])
+                profile = Profile(samples=samples, labelled=samples, holdout=len(plan.holdout[device]))
                 add(
                     device,
                     partial(device_node, gateway, device, profile),
-                    self._worker(world, samples, holdout, device),
+                    self._worker(world, gateway, device),
                 )
         return world
 
-    def _worker(self, world: World, samples: Place, holdout: Place, device: str = "") -> Worker:
+    def _worker(self, world: World, gateway: str, device: str = "") -> Worker:
         """Does the jobs of one process: hands them to the pool, and waits when their time has come.
 
-        A `device` may give a job up or be slow with it, by draws of its own for each job.
+        A gateway's jobs are on its test partition, a `device`'s on its own samples; a device may give a job
+        up or be slow with it, by draws of its own for each job.
         """
         faults, seed = self._scenario.faults, self._scenario.federation.seed
 
         def work(job: Job, store: Store) -> tuple[float, Event | Callable[[], Event]]:
+            plan = self._plan(round_of(job))
+            samples = plan.train[device] if device else NOTHING
+            holdout = plan.holdout[device] if device else plan.test[gateway]
             seconds = duration(job, len(samples), len(holdout))
             if device:
                 gives_up, is_slow = generator(seed, "faults", device, job.id).random(2)

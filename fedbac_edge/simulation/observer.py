@@ -22,7 +22,7 @@ from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob
 from fedbac_edge.protocol.messages import NO_SCORE, PartRef, RoundSummary, Score
 from fedbac_edge.simulation import traffic
-from fedbac_edge.simulation.grounds import Grounds, Place
+from fedbac_edge.simulation.grounds import Grounds, Place, Plan
 from fedbac_edge.simulation.journal import Journal, Row, Server, measured, training_row
 from fedbac_edge.simulation.pool import Pool, PoolError, Reply, event_of
 from fedbac_edge.store import Store
@@ -44,14 +44,16 @@ class Observer:
         self,
         federation: Federation,
         grounds: Grounds,
+        plan: Callable[[int], Plan],
         pool: Pool,
         stores: Mapping[str, Store],
         journal: Journal,
         tell: Callable[[Row], None],
     ) -> None:
-        """`stores` are those of the cloud and the gateways, by name; `tell` gets every new row."""
+        """`plan` says who holds what in a round; `stores` are those of the cloud and the gateways, by name;
+        `tell` gets every new row."""
         self._federation, self._grounds, self._pool = federation, grounds, pool
-        self._stores, self._journal, self._tell = stores, journal, tell
+        self._plan, self._stores, self._journal, self._tell = plan, stores, journal, tell
         self._method = method(federation)
         model = federation.model
         self._model = architecture(model.architecture, model.input, len(model.classes))
@@ -103,7 +105,7 @@ class Observer:
         self._tell(row)
 
     def _measure(self, summary: RoundSummary, parts: Mapping[str, PartRef], wall_s: float) -> _Measurement:
-        blobs, plan = self._stores["cloud"].blobs, self._grounds.plan
+        blobs, plan = self._stores["cloud"].blobs, self._plan(summary.round)
         scores = {}
         for server, site in sorted(summary.sites.items()):
             served = {role: parts[name].hash for role, name in self._method.served(site.cluster).items()}
@@ -142,7 +144,7 @@ class Observer:
         return training_row(summary.round, servers, cost, summary.seconds, done.wall_s)
 
     def _evaluation_row(self, summary: RoundSummary, wall_s: float) -> Row:
-        plan = self._grounds.plan
+        plan = self._plan(summary.round)
         last = summary.round >= self._federation.rounds
         cost = traffic.of_evaluation(
             self._method,

@@ -41,6 +41,12 @@ class Cut(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Training samples taken of the set, drawn by the seed; None: all."""
     test_samples: Natural | None = None
     allow_tiny: bool = False
+    drift_round: Natural | None = None
+    """From this round on servers hold each other's data (see `drift`); None: never."""
+    drift_shift: Natural = 1
+    """Server m gets what server m + shift had."""
+    drift_servers: Natural | None = None
+    """Only the first so many exchange theirs; None: all."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +67,8 @@ def check(scenario: Scenario) -> Scenario:
         raise ScenarioError(
             "a simulation has a fixed roster: set eligibility = 'roster' and list every gateway's devices"
         )
+    if (changing := scenario.cut.drift_servers or 0) > len(federation.gateways):
+        raise ScenarioError(f"cut.drift_servers = {changing} of {len(federation.gateways)} servers")
     counts = {len(devices) for devices in federation.gateways.values()}
     if len(counts) != 1:
         raise ScenarioError(
