@@ -6,7 +6,7 @@ weights are inside the file, and normalisation and layout are part of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,24 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from export import fusion
+from export import fusion, resnet
 from export.files import write_bytes
 from export.metadata import properties
 from export.normalisation import absorb
-from export.served import ExportError, InputKind, ServedModel
+from export.served import ExportError, InputKind, ServedModel, Term
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.models.description import Architecture
+from fedbac_edge.models.resnet import ResNet8
 from fedbac_edge.parts import FloatArray
 
 OPSET = 17
 IR_VERSION = 8
 DENORMAL = 1e-30
 INPUT = "image"
+
+
+def writes(model: ServedModel) -> bool:
+    """True when `build` knows every architecture of the sum; others go through torch (`export.exporter`)."""
+    return all(isinstance(model.of(term), (LeNet, ResNet8)) for term in model.terms)
 
 
 def build(
@@ -42,26 +47,33 @@ def build(
 
     `input_kind` "uint8" takes raw images (N, height, width, channels); "float" takes (N, channels, height,
     width) that are normalised already. With `part_logits` there is one more output `logits.<part>` per
-    part, its coefficient included, so that they add up to `logits`. `fuse=False` keeps one branch per part
-    (for comparison). `block` 16 suits processors with onnxruntime's blocked convolutions (x86); where there
-    are none, 1 is faster. Raises ExportError when the model does not fit its parts or is not one of the
-    built-in architectures.
+    part, its coefficient included, so that they add up to `logits`. LeNets of equal widths run as one
+    network; `fuse=False` keeps one branch per part (for comparison). `block` 16 suits processors with
+    onnxruntime's blocked convolutions (x86); where there are none, 1 is faster. Raises ExportError when the
+    model does not fit its parts or has an architecture that is not built in.
     """
     if input_kind not in ("uint8", "float"):
         raise ExportError(f'the input kind is "uint8" or "float", not {input_kind!r}')
     model.check()
-    lenet = model.architecture
-    if not isinstance(lenet, LeNet):
-        raise ExportError(f"no graph is written here for {type(lenet).__name__}; export it through torch")
     nodes = Nodes()
-    raw = absorb(model) if input_kind == "uint8" else model
-    source = pixels(nodes, lenet) if input_kind == "uint8" else INPUT
-    if fuse and len(model.terms) > 1:
-        weights = fusion.fuse(raw, lenet, block)
-        outputs = fused(nodes, source, weights, raw, input_kind, part_logits)
-    else:
-        outputs = _branches(nodes, source, raw, input_kind, part_logits)
-    return assemble(nodes, model, input_kind, {name: ["N", lenet.classes] for name in outputs})
+    source = Source(nodes, model, input_kind)
+    pieces = model.groups() if fuse else model.singles()
+    totals: list[str] = []
+    for number, piece in enumerate(pieces):
+        prefix = "" if len(pieces) == 1 else f"{number}/"
+        if isinstance(piece.architecture, LeNet) and len(piece.terms) > 1:
+            raw = absorb(piece) if source.raw else piece
+            weights = fusion.fuse(raw, piece.architecture, block)
+            totals.append(fused(nodes, source.rows(), weights, raw, input_kind, part_logits, prefix))
+            continue
+        for single in piece.singles():
+            alone = len(model.terms) == 1 and not part_logits
+            output = "logits" if alone else f"logits.{single.terms[0].name}"
+            totals.append(_branch(nodes, source, single, input_kind, output))
+    if totals != ["logits"]:
+        nodes.add("Sum", totals, "logits")
+    outputs = ["logits", *(f"logits.{term.name}" for term in model.terms if part_logits)]
+    return assemble(nodes, model, input_kind, {name: ["N", model.architecture.classes] for name in outputs})
 
 
 def assemble(
@@ -115,15 +127,47 @@ class Nodes:
         return output
 
 
-def pixels(nodes: Nodes, architecture: Architecture) -> str:
-    """Raw (N, height, width, channels) as a one-channel image (N, 1, height, width * channels).
+class Source:
+    """What the first layers read; each form of the image is written when somebody asks for it."""
 
-    Only a reshape: the first convolution steps over `channels` columns at a time, so nothing is transposed.
-    """
-    channels, height, width = architecture.input_shape
-    cast = nodes.add("Cast", [INPUT], "pixels", to=TensorProto.FLOAT)
-    shape = nodes.weight("pixels.shape", np.array([0, 1, height, width * channels], np.int64))
-    return nodes.add("Reshape", [cast, shape], "rows")
+    def __init__(self, nodes: Nodes, model: ServedModel, input_kind: InputKind) -> None:
+        self.raw = input_kind == "uint8"
+        self._nodes, self._model = nodes, model
+        self._made: dict[str, str] = {}
+
+    def rows(self) -> str:
+        """For LeNets: raw (N, height, width, channels) as one channel (N, 1, height, width * channels).
+
+        Only a reshape: the first convolution steps over `channels` columns at a time, so nothing is
+        transposed. Normalised floats as they are.
+        """
+        return self._once("rows", self._rows) if self.raw else INPUT
+
+    def normalised(self) -> str:
+        """For networks whose first convolution is padded: (N, channels, height, width), normalised."""
+        return self._once("normalised", self._normalised) if self.raw else INPUT
+
+    def _once(self, form: str, make: Callable[[], str]) -> str:
+        if form not in self._made:
+            self._made[form] = make()
+        return self._made[form]
+
+    def _cast(self) -> str:
+        return self._once("cast", lambda: self._nodes.add("Cast", [INPUT], "pixels", to=TensorProto.FLOAT))
+
+    def _rows(self) -> str:
+        channels, height, width = self._model.architecture.input_shape
+        cast = self._cast()
+        shape = self._nodes.weight("pixels.shape", np.array([0, 1, height, width * channels], np.int64))
+        return self._nodes.add("Reshape", [cast, shape], "rows")
+
+    def _normalised(self) -> str:
+        mean, std = (
+            np.asarray(v, np.float64).reshape(1, -1, 1, 1) for v in (self._model.mean, self._model.std)
+        )
+        planes = self._nodes.add("Transpose", [self._cast()], "planes", perm=[0, 3, 1, 2])
+        scaled = self._nodes.add("Mul", [planes, self._nodes.weight("scale", 1 / (255.0 * std))], "scaled")
+        return self._nodes.add("Add", [scaled, self._nodes.weight("shift", -mean / std)], "normalised")
 
 
 def _first(
@@ -159,33 +203,36 @@ def convolution(
     return out
 
 
-def _linear(nodes: Nodes, source: str, name: str, weight: FloatArray, bias: FloatArray, output: str) -> str:
+def linear(nodes: Nodes, source: str, name: str, weight: FloatArray, bias: FloatArray, output: str) -> str:
+    """One linear layer (out, in)."""
     inputs = [source, nodes.weight(f"{name}.weight", weight), nodes.weight(f"{name}.bias", bias)]
     return nodes.add("Gemm", inputs, output, transB=1)
 
 
-def _branches(
-    nodes: Nodes, source: str, model: ServedModel, input_kind: InputKind, part_logits: bool
-) -> list[str]:
-    """One network per part and a sum at the end; a single part is just the network."""
-    branches = []
-    single = len(model.terms) == 1
-    for term in model.terms:
-        name, part = term.name, term.part
-        x = _first(nodes, source, f"{name}/conv1", part["conv1.weight"], part["conv1.bias"], input_kind)
-        x = convolution(nodes, x, f"{name}/conv2", part["conv2.weight"], part["conv2.bias"])
-        x = nodes.add("Flatten", [x], f"{name}/features")
-        for layer in ("fc1", "fc2"):
-            weight, bias = part[f"{layer}.weight"], part[f"{layer}.bias"]
-            x = _linear(nodes, x, f"{name}/{layer}", weight, bias, f"{name}/{layer}")
-            x = nodes.add("Relu", [x], f"{name}/{layer}.relu")
-        weight = (term.coefficient * part["fc3.weight"]).astype(np.float32)
-        bias = (term.coefficient * part["fc3.bias"]).astype(np.float32)
-        output = "logits" if single and not part_logits else f"logits.{name}"
-        branches.append(_linear(nodes, x, f"{name}/fc3", weight, bias, output))
-    if branches != ["logits"]:
-        nodes.add("Sum", branches, "logits")
-    return ["logits", *branches] if part_logits else ["logits"]
+def _branch(nodes: Nodes, source: Source, model: ServedModel, input_kind: InputKind, output: str) -> str:
+    """The network of a model with one part, its coefficient in the last layer."""
+    match model.architecture:
+        case LeNet():
+            raw = absorb(model) if source.raw else model
+            return _lenet(nodes, source.rows(), raw.terms[0], input_kind, output)
+        case ResNet8() as description:
+            return resnet.write(nodes, source.normalised(), description, model.terms[0], output)
+    kind = type(model.architecture).__name__
+    raise ExportError(f"no graph is written here for {kind}; export it through torch")
+
+
+def _lenet(nodes: Nodes, source: str, term: Term, input_kind: InputKind, output: str) -> str:
+    name, part = term.name, term.part
+    x = _first(nodes, source, f"{name}/conv1", part["conv1.weight"], part["conv1.bias"], input_kind)
+    x = convolution(nodes, x, f"{name}/conv2", part["conv2.weight"], part["conv2.bias"])
+    x = nodes.add("Flatten", [x], f"{name}/features")
+    for layer in ("fc1", "fc2"):
+        weight, bias = part[f"{layer}.weight"], part[f"{layer}.bias"]
+        x = linear(nodes, x, f"{name}/{layer}", weight, bias, f"{name}/{layer}")
+        x = nodes.add("Relu", [x], f"{name}/{layer}.relu")
+    weight = (term.coefficient * part["fc3.weight"]).astype(np.float32)
+    bias = (term.coefficient * part["fc3.bias"]).astype(np.float32)
+    return linear(nodes, x, f"{name}/fc3", weight, bias, output)
 
 
 def fused(
@@ -195,23 +242,29 @@ def fused(
     model: ServedModel,
     input_kind: InputKind,
     part_logits: bool,
-) -> list[str]:
-    """All parts in one pass (see `export.fusion`); part logits are further rows of the last product."""
-    x = _first(nodes, source, "conv1", weights.conv1, weights.bias1, input_kind)
-    x = convolution(nodes, x, "conv2", weights.conv2, weights.bias2, group=weights.groups2)
-    x = convolution(nodes, x, "fc1", weights.fc1, weights.fc1_bias, group=weights.groups, pool=False)
-    x = convolution(nodes, x, "fc2", weights.fc2, weights.fc2_bias, group=weights.groups, pool=False)
-    x = nodes.add("Flatten", [x], "features")
+    prefix: str = "",
+) -> str:
+    """All parts in one pass (see `export.fusion`); part logits are further rows of the last product.
+
+    Returns the output that holds their sum: "logits" after `prefix`.
+    """
+    total = f"{prefix}logits"
+    x = _first(nodes, source, f"{prefix}conv1", weights.conv1, weights.bias1, input_kind)
+    x = convolution(nodes, x, f"{prefix}conv2", weights.conv2, weights.bias2, group=weights.groups2)
+    for layer, weight, shift in (
+        ("fc1", weights.fc1, weights.fc1_bias),
+        ("fc2", weights.fc2, weights.fc2_bias),
+    ):
+        x = convolution(nodes, x, f"{prefix}{layer}", weight, shift, group=weights.groups, pool=False)
+    x = nodes.add("Flatten", [x], f"{prefix}features")
     matrix: FloatArray = np.stack(weights.last).sum(axis=0, dtype=np.float32)
     bias: FloatArray = np.stack(weights.last_bias).sum(axis=0, dtype=np.float32)
     if not part_logits:
-        _linear(nodes, x, "last", matrix, bias, "logits")
-        return ["logits"]
+        return linear(nodes, x, f"{prefix}last", matrix, bias, total)
     rows = [matrix, *weights.last]
-    stacked = _linear(
-        nodes, x, "last", np.concatenate(rows), np.concatenate([bias, *weights.last_bias]), "stacked"
-    )
-    outputs = ["logits", *(f"logits.{term.name}" for term in model.terms)]
-    sizes = nodes.weight("sizes", np.full(len(outputs), len(bias), np.int64))
-    nodes.nodes.append(helper.make_node("Split", [stacked, sizes], outputs, name="parts", axis=1))
-    return outputs
+    stacked_bias = np.concatenate([bias, *weights.last_bias])
+    stacked = linear(nodes, x, f"{prefix}last", np.concatenate(rows), stacked_bias, f"{prefix}stacked")
+    outputs = [total, *(f"logits.{term.name}" for term in model.terms)]
+    sizes = nodes.weight(f"{prefix}sizes", np.full(len(outputs), len(bias), np.int64))
+    nodes.nodes.append(helper.make_node("Split", [stacked, sizes], outputs, name=f"{prefix}parts", axis=1))
+    return total

@@ -13,8 +13,8 @@ from fedbac_edge.parts import Part
 def absorb(model: ServedModel) -> ServedModel:
     """The same logits from pixels 0..255: w' = w / (255 std), b' = b - sum(w mean / std).
 
-    For LeNet, whose first convolution is not padded: every tap sees a pixel, so this is exact. Computed in
-    float64.
+    For LeNets alone, whose first convolution is not padded: every tap sees a pixel, so this is exact.
+    Computed in float64.
     """
     mean = np.asarray(model.mean, np.float64)[None, :, None, None]
     std = np.asarray(model.std, np.float64)[None, :, None, None]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx
 
 from export.fusion import FusedWeights, fuse
-from export.graph import INPUT, Nodes, assemble, build, fused, pixels
+from export.graph import INPUT, Nodes, Source, assemble, build, fused
 from export.normalisation import absorb
 from export.served import ExportError, ServedModel
 from export.session import Session
@@ -92,12 +92,16 @@ def medians(
 def quantise(model: ServedModel, images: npt.NDArray[np.uint8]) -> onnx.ModelProto:
     """The int8 form of `model`, calibrated on `images` (N, height, width, channels), whatever it costs.
 
-    Raises ExportError for architectures other than LeNet.
+    Raises ExportError for architectures other than LeNet, and for sums of LeNets of different widths.
     """
     model.check()
-    lenet = model.architecture
-    if not isinstance(lenet, LeNet):
-        raise ExportError(f"int8 is written for LeNet only, not for {type(lenet).__name__}")
+    groups = model.groups()
+    lenet = groups[0].architecture
+    if len(groups) > 1 or not isinstance(lenet, LeNet):
+        kinds = ", ".join(dict.fromkeys(type(group.architecture).__name__ for group in groups))
+        unlike = f"{len(groups)} different networks ({kinds})" if len(groups) > 1 else kinds
+        raise ExportError(f"int8 is written for sums of one LeNet only, not for {unlike}")
+    model = groups[0]
     raw = absorb(model)
     weights = fuse(raw, lenet)
     steps = [max(top, 1e-6) / 255.0 for top in _largest_activations(raw, weights, images)]
@@ -133,7 +137,7 @@ def _largest_activations(
 ) -> list[float]:
     """Largest value behind each ReLU over at most `most` images, evenly taken; nothing is clipped."""
     nodes = Nodes()
-    fused(nodes, pixels(nodes, raw.architecture), weights, raw, "uint8", False)
+    fused(nodes, Source(nodes, raw, "uint8").rows(), weights, raw, "uint8", False)
     outputs: dict[str, Sequence[str | int]] = {"logits": ["N", len(raw.classes)]}
     for tap in _TAPS:
         nodes.add("ReduceMax", [tap], f"{tap}.top", axes=[1, 2, 3], keepdims=0)

@@ -1,8 +1,8 @@
 """The served model as frozen TorchScript, for hosts that run torch anyway.
 
-`Served` is the plain sum over the architecture's torch modules, for any architecture; `FusedServed` runs
-several LeNets as one network with the weights of `export.fusion` (no padding of channels: torch's kernels
-gain nothing from it).
+`Served` is the plain sum over the architectures' torch modules, for any architecture; `FusedServed` runs
+several LeNets of equal widths as one network with the weights of `export.fusion` (no padding of channels:
+torch's kernels gain nothing from it). A sum of unlike networks is the sum of such pieces.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ class Served(nn.Module):
 
     def __init__(self, model: ServedModel, input_kind: InputKind, *, part_logits: bool = False) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(network(model.architecture) for _ in model.terms)
+        self.networks = nn.ModuleList(network(model.of(term)) for term in model.terms)
         for module, term in zip(self.networks, model.terms, strict=True):
             load(module, term.part)
         self.coefficients = [term.coefficient for term in model.terms]
@@ -101,6 +102,22 @@ class FusedServed(nn.Module):
         return linear(x.transpose(0, 1).flatten(1), self.last, self.last_bias)
 
 
+class Sum(nn.Module):
+    """Pieces that read the same images, added up."""
+
+    def __init__(self, pieces: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.pieces = nn.ModuleList(pieces)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """What the pieces take -> (N, classes)."""
+        first, *others = self.pieces
+        logits: Tensor = first(image)
+        for piece in others:
+            logits = logits + piece(image)
+        return logits
+
+
 def build(
     model: ServedModel, *, input_kind: InputKind = "uint8", fuse: bool = True
 ) -> torch.jit.ScriptModule:
@@ -109,11 +126,14 @@ def build(
     Raises ExportError when the parts do not fit the model.
     """
     model.check()
-    lenet = model.architecture
-    if fuse and isinstance(lenet, LeNet):
-        module: nn.Module = FusedServed(model, lenet, input_kind)
-    else:
-        module = Served(model, input_kind)
+    groups = model.groups() if fuse else [model]
+    pieces = [
+        FusedServed(group, group.architecture, input_kind)
+        if fuse and isinstance(group.architecture, LeNet)
+        else Served(group, input_kind)
+        for group in groups
+    ]
+    module = pieces[0] if len(pieces) == 1 else Sum(pieces)
     with torch.no_grad(), warnings.catch_warnings():
         # Newer torch points everyone to torch.export; the devices' runtimes still load TorchScript.
         warnings.simplefilter("ignore", DeprecationWarning)

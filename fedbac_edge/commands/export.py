@@ -108,9 +108,8 @@ def save_torchscript(cluster: Cluster, input_kind: InputKind, path: Path) -> Pat
 
 def _in_float(cluster: Cluster, input_kind: InputKind, part_logits: bool) -> ModelProto:
     from export import graph
-    from fedbac_edge.models.catalog import LeNet
 
-    if isinstance(cluster.model.architecture, LeNet):
+    if graph.writes(cluster.model):
         return graph.build(cluster.model, input_kind=input_kind, part_logits=part_logits)
     from export import exporter  # needs torch
 

@@ -6,11 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, batch_norm
 
-from fedbac_edge.models.resnet import ResNet8
-
-MOMENTUM, EPSILON = 0.1, 1e-5
-"""Of torch's batch normalisation: the share of a new batch in the running statistics, and what is added to a
-variance before its root."""
+from fedbac_edge.models.resnet import EPSILON, MOMENTUM, ResNet8
 
 
 class Norm(nn.Module):

@@ -20,6 +20,7 @@ from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet, architecture
 from fedbac_edge.models.description import Architecture
+from fedbac_edge.models.resnet import ResNet8
 from fedbac_edge.parts import PartError, digest, unpack
 from fedbac_edge.protocol.engine import BuiltModel, ClusterRelease, ReleaseJob
 from fedbac_edge.releases import vectors
@@ -46,8 +47,11 @@ def build(order: Order) -> dict[int, BuiltModel]:
     """The models of all clusters. Raises ExportError or PartError."""
     table = order.federation.model
     model = architecture(table.architecture, table.input, len(table.classes))
-    if not isinstance(model, LeNet):
-        raise ExportError(f"releases are built for LeNets; export {table.architecture} with `fedbac export`")
+    if not isinstance(model, (LeNet, ResNet8)):
+        raise ExportError(
+            f"releases are built for the catalogue's networks; export {table.architecture} with "
+            "`fedbac export`"
+        )
     return {
         number: _cluster(order, model, number, cluster)
         for number, cluster in sorted(order.job.clusters.items())

@@ -1,7 +1,8 @@
 """Self-test vectors: inputs that every device can make for itself, and logits computed without a runtime.
 
-The expected logits come from a LeNet in plain numpy and float64, written from the definition of its layers
-and sharing nothing with the exporter or onnxruntime: a wrong graph, a wrong kernel, a damaged file all show.
+The expected logits come from the networks in plain numpy and float64, written from the definition of their
+layers and sharing nothing with the exporter or onnxruntime: a wrong graph, a wrong kernel, a damaged file
+all show.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.models.resnet import EPSILON, ResNet8
 from fedbac_edge.releases.manifest import Vector
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def image(shape: tuple[int, int, int], index: int) -> Pixels:
 
 
 def of_model(model: ServedModel, count: int = COUNT) -> tuple[Vector, ...]:
-    """Vectors for `model`, whose architecture is a LeNet. Inputs without a clear best class are left out.
+    """Vectors for `model`, a sum of the catalogue's networks. Inputs without a clear best class are left out.
 
     A model that has no opinion about anything (fresh weights) gets the clearest of what was tried.
     """
@@ -62,10 +64,16 @@ def of_model(model: ServedModel, count: int = COUNT) -> tuple[Vector, ...]:
 
 def logits(model: ServedModel, pixels: Pixels) -> Float64:
     """Logits (classes,) of one image (height, width, channels): the sum over the parts, in float64."""
-    if not isinstance(model.architecture, LeNet):
-        raise TypeError(f"no reference is written for {type(model.architecture).__name__}")
     x = (pixels.transpose(2, 0, 1) / 255.0 - _column(model.mean)) / _column(model.std)
-    terms = [term.coefficient * lenet(term.part, x) for term in model.terms]
+    terms = []
+    for term in model.terms:
+        match model.of(term):
+            case LeNet():
+                terms.append(term.coefficient * lenet(term.part, x))
+            case ResNet8() as description:
+                terms.append(term.coefficient * resnet(description, term.part, x))
+            case other:
+                raise TypeError(f"no reference is written for {type(other).__name__}")
     summed: Float64 = np.sum(terms, axis=0, dtype=np.float64)
     return summed
 
@@ -78,6 +86,30 @@ def lenet(part: Part, x: Float64) -> Float64:
     for layer in ("fc1", "fc2"):
         x = _rectified(part[f"{layer}.weight"].astype(np.float64) @ x + part[f"{layer}.bias"])
     last: Float64 = part["fc3.weight"].astype(np.float64) @ x + part["fc3.bias"]
+    return last
+
+
+def resnet(description: ResNet8, part: Part, x: Float64) -> Float64:
+    """One ResNet-8, normalising by its running statistics, on one normalised image."""
+
+    def layer(x: Float64, convolution: str, norm: str, stride: int = 1) -> Float64:
+        weight = part[f"{convolution}.weight"]
+        edge = weight.shape[2] // 2
+        framed = np.pad(x, ((0, 0), (edge, edge), (edge, edge)))
+        out = _convolved(framed, weight, np.zeros(len(weight), np.float32))[:, ::stride, ::stride]
+        gamma, beta, mean, variance = (
+            part[f"{norm}.{name}"].astype(np.float64)[:, None, None]
+            for name in ("weight", "bias", "running_mean", "running_var")
+        )
+        normalised: Float64 = (out - mean) / np.sqrt(variance + EPSILON) * gamma + beta
+        return normalised
+
+    x = _rectified(layer(x, "conv", "norm"))
+    for block, _, _, stride in description.blocks:
+        straight = layer(x, f"{block}.shortcut", f"{block}.norm3", stride) if stride > 1 else x
+        x = _rectified(layer(x, f"{block}.conv1", f"{block}.norm1", stride))
+        x = _rectified(layer(x, f"{block}.conv2", f"{block}.norm2") + straight)
+    last: Float64 = part["fc.weight"].astype(np.float64) @ x.mean(axis=(1, 2)) + part["fc.bias"]
     return last
 
 
