@@ -9,6 +9,7 @@ import click
 COMMANDS = {
     "demo": "fedbac_edge.commands.demo:demo",
     "init": "fedbac_edge.commands.init:init",
+    "data": "fedbac_edge.commands.data:data",
     "partition": "fedbac_edge.commands.partition:partition",
     "simulate": "fedbac_edge.commands.simulate:simulate",
     "keys": "fedbac_edge.commands.keys:keys",

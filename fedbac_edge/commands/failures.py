@@ -35,6 +35,7 @@ def explained() -> Iterator[None]:
         from broker.url import BadUrl
         from export.served import ExportError
         from fedbac_edge.config import FederationError
+        from fedbac_edge.datasets.download import DownloadError
         from fedbac_edge.datasets.partition import PartitionError
         from fedbac_edge.datasets.samples import DataError
         from fedbac_edge.discovery import DiscoveryError, Interrupted
@@ -48,6 +49,8 @@ def explained() -> Iterator[None]:
             raise Misconfigured(str(error)) from error
         if isinstance(error, Interrupted):
             raise Failed("stopped before a federation was found") from error
-        if isinstance(error, (BrokerError, DiscoveryError, ExportError, Stopped, StoreFailed, OSError)):
+        if isinstance(
+            error, (BrokerError, DiscoveryError, DownloadError, ExportError, Stopped, StoreFailed, OSError)
+        ):
             raise Failed(str(error)) from error
         raise

@@ -17,7 +17,9 @@ POSITIVE = click.IntRange(1)
 
 
 @click.command()
-@click.option("--data", required=True, help="A data set's folder or archive, or: fashion-mnist.")
+@click.option(
+    "--data", required=True, help="A data set's folder or archive, or a name: fashion-mnist, mnist ..."
+)
 @click.option("--test", "test_data", help="Test data, where --data is a single file without any.")
 @click.option("--federation", type=FILE, help="Take classes and image size from this federation.toml.")
 @click.option("--gateways", type=POSITIVE, default=2, show_default=True)
@@ -60,12 +62,15 @@ def partition(
     """
     with explained():
         from fedbac_edge import config
-        from fedbac_edge.commands import fashion, presets, shards
-        from fedbac_edge.datasets import sources
+        from fedbac_edge.commands import presets, shards
+        from fedbac_edge.datasets import official, sources
         from fedbac_edge.datasets.partition import dirichlet
+        from fedbac_edge.simulation.presets import MODELS
 
-        place = fashion.folder() if data == fashion.NAME else Path(data)
-        model = presets.FASHION_MODEL if federation is None else config.load(federation).model
+        place = official.locate(data) if data in official.DATA_SETS else Path(data)
+        model = MODELS.get(data, presets.FASHION_MODEL)
+        if federation is not None:
+            model = config.load(federation).model
         if test_data is None and place.is_file() and place.suffix in (".npz", ".mat"):
             raise Misconfigured(f"{place} holds no test set of its own: give one with --test FILE")
         train = sources.load(place, classes=model.classes, input_shape=model.input)

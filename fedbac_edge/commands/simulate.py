@@ -49,7 +49,8 @@ def simulate(what: str | None, out: Path | None, resume: bool, workers: int | No
       fedbac simulate paper/fashion-mnist-0.1 --servers 20 --clients 5 --form planted --set cut.groups=4 \\
           --set cut.samples=15000
     Example: a quick look
-      fedbac simulate paper/cifar10-0.5 --data cifar-10-binary.tar.gz --rounds 10 --set cut.samples=5000
+      fedbac data get cifar10
+      fedbac simulate paper/cifar10-0.5 --rounds 10 --set cut.samples=5000
     Example: a fleet's own description and data
       fedbac simulate federation.toml --data photos.npz --faults drop=0.1,crash=0.02
     """
@@ -145,15 +146,12 @@ def _folder(scenario: Scenario) -> Path:
 
 def _data(scenario: Scenario, given: Path | None) -> Path:
     """Where the data set lies: as given, as a path of the scenario, or where it is usually found."""
-    from fedbac_edge.commands import fashion
-    from fedbac_edge.simulation.presets import MODELS
+    from fedbac_edge.datasets import official
 
     if given is not None:
         return given
-    if scenario.cut.data == fashion.NAME:
-        return fashion.folder()
-    if scenario.cut.data in MODELS:
-        raise Misconfigured(f"say where {scenario.cut.data} lies: --data PATH")
+    if scenario.cut.data in official.DATA_SETS:
+        return official.locate(scenario.cut.data)
     return Path(scenario.cut.data)
 
 

@@ -17,7 +17,8 @@ from fedbac_edge.datasets.samples import UNLABELLED, DataError, Samples
 
 KINDS = (
     "a folder of pictures (photos/<class name>/*.png), an .npz file with x and y, an IDX pair "
-    "(train-images-idx3-ubyte.gz with its labels beside it), CIFAR-10's binary version, or SVHN's .mat"
+    "(train-images-idx3-ubyte.gz with its labels beside it), CIFAR-10's or CIFAR-100's binary version, or "
+    "SVHN's .mat"
 )
 _EXAMPLE = f"Give {KINDS}, for example --data photos/"
 Split = Literal["train", "test"]

@@ -37,6 +37,9 @@ def test_every_help_has_an_example(runner: CliRunner, path: tuple[str, ...]) -> 
     [
         ["nonsense"],
         ["init", "--preset", "nonsense"],
+        ["data", "get"],
+        ["data", "get", "imagenet"],
+        ["data", "get", "mnist", "--from", "file:///etc"],
         ["partition"],
         ["partition", "--data", "fashion-mnist", "--out", "x", "--devices", "0"],
         ["cloud", "run", "--nonsense"],

@@ -120,6 +120,47 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         read(packed(tmp_path / "b.tar.gz", {"batches.meta.txt": files["batches.meta.txt"]}))
 
 
+FINE = [f"class{n:03}" for n in range(100)]
+
+
+def hundred() -> dict[str, bytes]:
+    """CIFAR-100's files: a byte for one of 20 groups, a byte for the class, the planes."""
+    rng = np.random.default_rng(4)
+    files = {"fine_label_names.txt": "\n".join(FINE).encode(), "coarse_label_names.txt": b"group\n" * 20}
+    for name, labels in (("train.bin", [[19, 99], [0, 42], [3, 0]]), ("test.bin", [[7, 50]])):
+        planes = rng.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
+        files[name] = np.concatenate([np.array(labels, dtype=np.uint8), planes], axis=1).tobytes()
+    return files
+
+
+def test_cifar_100_has_a_second_label_byte_and_names_of_its_own(tmp_path: Path) -> None:
+    files = hundred()
+    folder = unpacked(tmp_path / "cifar-100-binary", files)
+    for path in (folder, tmp_path, packed(tmp_path / "cifar-100-binary.tar.gz", files)):
+        samples = read(path, FINE)
+        assert samples.y.tolist() == [99, 42, 0]
+        raw = np.frombuffer(files["train.bin"], dtype=np.uint8)
+        assert samples.x[1, 2, 5].tolist() == [
+            raw[3074 + 2 + plane * 1024 + 2 * 32 + 5] for plane in range(3)
+        ]
+        assert read(path, FINE, split="test").y.tolist() == [50]
+    assert read(folder, list(reversed(FINE))).y.tolist() == [0, 57, 99]
+    with pytest.raises(DataError, match=r"'class000' is not one of the federation's|'class099' is not"):
+        read(folder, NAMES)
+
+
+def test_damaged_cifar_100(tmp_path: Path) -> None:
+    files = hundred()
+    with pytest.raises(DataError, match="9,221 bytes are no whole number of 3074-byte records"):
+        read(unpacked(tmp_path / "cut", files | {"train.bin": files["train.bin"][:-1]}), FINE)
+    names = "\n".join(FINE[:50]).encode()
+    with pytest.raises(DataError, match=r"record 0 has the label 99, fine_label_names\.txt names 50 classes"):
+        read(unpacked(tmp_path / "few", files | {"fine_label_names.txt": names}), FINE)
+    del files["train.bin"]
+    with pytest.raises(DataError, match=r"none of train\.bin.*cifar-100-binary"):
+        read(unpacked(tmp_path / "none", files), FINE)
+
+
 def test_archives_cut_short_or_of_another_kind(tmp_path: Path) -> None:
     whole = packed(tmp_path / "whole.tar.gz", contents()).read_bytes()
     (tmp_path / "short.tar.gz").write_bytes(whole[: len(whole) // 2])
