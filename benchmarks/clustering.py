@@ -59,6 +59,7 @@ AFTER = [((m + 1) % DRIFTING if m < DRIFTING else m) % KINDS for m in range(SERV
 """The kinds of the servers, and those after the drift."""
 
 FIXED = "assignment.method=fixed"
+MERGE = "assignment.method=merge"
 SINGLE, ROUND_ROBIN = "method.initial=single", "method.initial=round-robin"
 ASSIGNMENTS: dict[str, tuple[str, ...]] = {
     "single": (FIXED, SINGLE),
@@ -68,6 +69,12 @@ ASSIGNMENTS: dict[str, tuple[str, ...]] = {
     "argmin": ("assignment.method=argmin", ROUND_ROBIN),
     "argmin-1.0": ("assignment.method=argmin", "assignment.margin=1.0", ROUND_ROBIN),
     "argmin-each": ("assignment.method=argmin", "method.initial=argmin", "method.cluster_start=each"),
+    "fedbac+": (MERGE, ROUND_ROBIN),
+    "fedbac+ tolerance 1.2": (MERGE, ROUND_ROBIN, "assignment.merge_tolerance=1.2"),
+    "fedbac+ tolerance 2": (MERGE, ROUND_ROBIN, "assignment.merge_tolerance=2.0"),
+    "fedbac+ no merge": (MERGE, ROUND_ROBIN, "assignment.merge_tolerance=0.0"),
+    "fedbac+ no move": (MERGE, ROUND_ROBIN, "assignment.move_confidence=1e6"),
+    "fedbac+ move 3": (MERGE, ROUND_ROBIN, "assignment.move_confidence=3.0"),
     "linucb": (SINGLE,),
     "linucb-alpha-0.1": (SINGLE, "assignment.alpha=0.1"),
     "linucb-shared": (SINGLE, "assignment.arms=shared"),
@@ -86,6 +93,10 @@ def described(scenario: str, assignment: str, seed: int) -> Scenario:
     base = with_roster(presets.preset("paper/fashion-mnist-0.1"), SERVERS, 2)
     settings = (*COMMON, *SCENARIOS[scenario], *ASSIGNMENTS[assignment], f"seed={seed}", f"cut.seed={seed}")
     return check(with_settings(base, settings))
+
+
+def _folder(out: Path, scenario: str, assignment: str, seed: int) -> Path:
+    return out / scenario / f"{assignment.replace(' ', '-')}-seed{seed}"
 
 
 def figures(folder: Path) -> Mapping[str, float] | None:
@@ -121,7 +132,7 @@ def table(out: Path, scenarios: Iterable[str], seeds: Iterable[int]) -> str:
             found = [
                 (seed, values)
                 for seed in seeds
-                if (values := figures(out / scenario / f"{assignment}-seed{seed}")) is not None
+                if (values := figures(_folder(out, scenario, assignment, seed))) is not None
             ]
             if found:
                 mean = {name: fmean(values[name] for _, values in found) for name in found[0][1]}
@@ -148,7 +159,7 @@ def main() -> None:
             for scenario in given.scenarios:
                 for seed in given.seeds:
                     for assignment in given.assignments:
-                        folder = given.out / scenario / f"{assignment}-seed{seed}"
+                        folder = given._folder(out, scenario, assignment, seed)
                         result = run.simulate(
                             described(scenario, assignment, seed), folder, fashion.folder(), pool, resume=True
                         )

@@ -93,7 +93,7 @@ class SelectionTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class AssignmentTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[assignment] Which cluster a site belongs to."""
 
-    method: Literal["linucb", "argmin", "fixed"] = "linucb"
+    method: Literal["linucb", "argmin", "merge", "fixed"] = "linucb"
     every: Natural = 20
     """tau_re: rounds between two sweeps."""
     alpha: NonNegative = 1.0
@@ -102,6 +102,12 @@ class AssignmentTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     live_counts: bool = True
     margin: Fraction = 0.95
     """argmin: a site moves if the best loss is below so many times its current one."""
+    move_confidence: NonNegative = 2.0
+    """merge: a site moves if its own network is worse by more standard deviations than this."""
+    merge_confidence: NonNegative = 1.0
+    """merge: clusters stay apart if their networks differ by more standard deviations than this."""
+    merge_tolerance: NonNegative = 1.5
+    """merge: and if exchanging their networks makes their loss more than so many times as large."""
 
 
 class DeadlineTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,12 +60,16 @@ ABOUT: dict[str, str] = {
     "selection.credit": 'A round\'s change counts as won or lost ("hard"), or in proportion ("soft").',
     "[assignment]": "Which cluster a site belongs to.",
     "assignment.method": '"linucb": a contextual bandit moves sites. "argmin": to the smallest loss.\n'
+    '"merge": alike clusters are put together, from initial = "round-robin" on (fedbac+).\n'
     '"fixed": they stay where they began.',
     "assignment.every": "Rounds between two sweeps over the sites.",
     "assignment.alpha": "How much the bandit explores.",
     "assignment.arms": 'One linear model per cluster ("disjoint"), or one for all ("shared").',
     "assignment.reward": 'What a cluster is rewarded with: "accuracy", or "accuracy-change".',
     "assignment.margin": '"argmin": a site moves if the best loss is below so many times its own.',
+    "assignment.move_confidence": '"merge": a site moves if its network is worse by more deviations.',
+    "assignment.merge_confidence": '"merge": clusters stay apart if networks differ by more deviations.',
+    "assignment.merge_tolerance": '"merge": ... or if exchanging them multiplies the loss by more.',
     "assignment.live_counts": "Cluster sizes follow the moves within a sweep, so that sites do not herd.",
     "[deadlines]": "When a round closes, in seconds, and what an update must pass.",
     "deadlines.min_updates": "Below so many updates a gateway's round does not count.",

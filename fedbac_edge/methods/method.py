@@ -26,8 +26,8 @@ class Role:
     l2: float = 0.0
 
 
-Policy = Literal["linucb", "argmin", "fixed"]
-"""How sites are moved between clusters: by the bandit, to the smallest loss, or not at all."""
+Policy = Literal["linucb", "argmin", "merge", "fixed"]
+"""How sites change clusters: by the bandit, to the smallest loss, alike ones together, or not at all."""
 Placement = Literal["round-robin", "single", "argmin"]
 """Where sites begin: dealt out in name order, all in cluster 0, or each where its loss is smallest."""
 

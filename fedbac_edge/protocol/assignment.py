@@ -7,6 +7,7 @@ from typing import Any
 
 from fedbac_edge.bandits import linucb
 from fedbac_edge.federation import AssignmentTable, Federation
+from fedbac_edge.methods import merging
 from fedbac_edge.methods.ifca import closest
 from fedbac_edge.methods.method import Method, Placement
 from fedbac_edge.protocol.messages import Score
@@ -34,11 +35,17 @@ def sweep(
     clustering: linucb.Clustering,
     evaluated: Mapping[str, linucb.Evaluation],
     round: int,
+    scores: Mapping[str, Mapping[int, Score]] | None = None,
 ) -> tuple[linucb.Clustering, tuple[linucb.Decision, ...]]:
-    """Reassign every site by the method's policy; before the first round always by the smallest loss."""
+    """Reassign every site by the method's policy; before the first round always by the smallest loss.
+
+    `scores` are what `evaluated` was made from; only the policy "merge" needs the counts in them.
+    """
     table = federation.assignment
     if round > 0 and method.policy == "linucb":
         return linucb.sweep(clustering, evaluated, round, federation.rounds, cluster_options(table))
+    if round > 0 and method.policy == "merge":
+        return _merge(table, clustering, {site: (scores or {})[site] for site in evaluated})
     margin = 1.0 if round == 0 else table.margin
     decisions = []
     for site, current in clustering.assignment.items():
@@ -47,6 +54,16 @@ def sweep(
         decisions.append(linucb.Decision(site, current, chosen))
     places = {decision.server: decision.chosen for decision in decisions}
     return linucb.start(places, clustering.arms.clusters, clustering.arms.kind), tuple(decisions)
+
+
+def _merge(
+    table: AssignmentTable, clustering: linucb.Clustering, scores: merging.Scores
+) -> tuple[linucb.Clustering, tuple[linucb.Decision, ...]]:
+    thresholds = merging.Thresholds(table.move_confidence, table.merge_confidence, table.merge_tolerance)
+    before = clustering.assignment
+    places = merging.regroup(before, scores, clustering.arms.clusters, thresholds)
+    decisions = tuple(linucb.Decision(site, before[site], places[site]) for site in before)
+    return linucb.start(places, clustering.arms.clusters, clustering.arms.kind), decisions
 
 
 def cluster_options(table: AssignmentTable) -> linucb.Options:

@@ -406,7 +406,7 @@ class Cloud:
         if not last:
             evaluated = evaluations(state.scores, before, self.method.clusters)
             clustering, decisions = sweep(
-                federation, self.method, state.clustering, evaluated, self._round_in_campaign()
+                federation, self.method, state.clustering, evaluated, self._round_in_campaign(), state.scores
             )
             moved.update({d.server: d.chosen for d in decisions if d.chosen != d.previous})
             actions = [

@@ -100,6 +100,8 @@ def preset(name: str) -> Scenario:
 
 METHODS: dict[str, Mapping[str, Any]] = {
     "fedbac": {},
+    # Ours: private networks first, alike ones merged by evidence (`methods.merging`).
+    "fedbac+": {"assignment": {"method": "merge"}, "method": {"initial": "round-robin"}},
     # Ablations: Fed-BAC without one of its two bandits.
     "fixed": {"assignment": {"method": "fixed"}, "method": {"initial": "round-robin"}},
     "single": {"assignment": {"method": "fixed"}, "method": {"initial": "single"}},
