@@ -159,7 +159,7 @@ def main() -> None:
             for scenario in given.scenarios:
                 for seed in given.seeds:
                     for assignment in given.assignments:
-                        folder = given._folder(out, scenario, assignment, seed)
+                        folder = _folder(given.out, scenario, assignment, seed)
                         result = run.simulate(
                             described(scenario, assignment, seed), folder, fashion.folder(), pool, resume=True
                         )

@@ -83,12 +83,15 @@ def evaluations(
     return complete
 
 
-def decision_detail(decision: linucb.Decision, evaluation: linucb.Evaluation | None) -> dict[str, Any]:
+def decision_detail(
+    decision: linucb.Decision, evaluation: linucb.Evaluation | None, scores: Mapping[int, Score]
+) -> dict[str, Any]:
     """All that explains one site's place, for the ledger."""
     return {
         "previous": decision.previous,
         "chosen": decision.chosen,
         "losses": [] if evaluation is None else list(evaluation.losses),
+        "right": [] if evaluation is None else [score.correct for _, score in sorted(scores.items())],
         "reward": decision.reward,
         "contexts": [list(context) for context in decision.contexts],
         "scores": [[score.mean, score.width, score.total] for score in decision.scores],

@@ -410,7 +410,12 @@ class Cloud:
             )
             moved.update({d.server: d.chosen for d in decisions if d.chosen != d.previous})
             actions = [
-                Log("sweep", d.server, state.round, decision_detail(d, evaluated.get(d.server)))
+                Log(
+                    "sweep",
+                    d.server,
+                    state.round,
+                    decision_detail(d, evaluated.get(d.server), state.scores.get(d.server, {})),
+                )
                 for d in decisions
             ]
             if federation.method.cluster_start == "warm":
