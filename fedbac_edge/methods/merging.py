@@ -77,7 +77,7 @@ def regroup(
 ) -> dict[str, int]:
     """Site -> cluster after one sweep; a site without scores goes where its cluster goes."""
     moved = {site: _best(site, here, scores, clusters, thresholds) for site, here in sorted(places.items())}
-    groups = {k: (k,) for k in sorted(set(moved.values()))}
+    groups: dict[int, tuple[int, ...]] = {k: (k,) for k in sorted(set(moved.values()))}
     members = {k: [site for site, at in moved.items() if at == k] for k in groups}
     pairs = {
         (a, b): [_exchange(scores[site], a, b) for site in members[a] if site in scores]
