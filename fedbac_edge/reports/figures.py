@@ -1,0 +1,234 @@
+"""The pictures: accuracy over rounds, and which server was in which cluster. The only module with matplotlib.
+
+Drawn without a display and without global state. Colours are those of Okabe and Ito ("Color Universal
+Design"), told apart by colour-blind readers; every line and every cluster has its name written beside it too.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedbac_edge.reports.grouping import Benchmark, Entry
+from fedbac_edge.reports.reading import ReportError, Run
+from fedbac_edge.simulation.journal import Row
+
+try:
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+except ImportError as error:
+    raise ReportError(
+        f"pictures need matplotlib ({error}): pip install 'fedbac-edge[report]', or take the figures alone "
+        "with --json"
+    ) from error
+
+BLACK = "#000000"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000", "#8C7A00")
+"""Okabe-Ito; its yellow darkened, to be seen as a line on white."""
+FILLS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999")
+DASHES = ("-", "--", ":", "-.")
+DPI = 130
+RC: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "axes.edgecolor": "#555555",
+}
+
+Style = tuple[str, str]
+
+
+def styles(labels: Sequence[str]) -> dict[str, Style]:
+    """Label -> colour and dash, the same in every picture of a report."""
+    distinct = list(dict.fromkeys(labels))
+    return {
+        label: (COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)])
+        for i, label in enumerate(distinct)
+    }
+
+
+def accuracy_over_rounds(benchmark: Benchmark, style: Mapping[str, Style]) -> bytes:
+    """PNG: mean over seeds and the band from the worst to the best seed; beside it the later rounds, larger.
+
+    Entries whose runs are all unfinished are drawn as far as they are.
+    """
+    with matplotlib.rc_context(RC):
+        curves = [(entry.label, _curve(entry)) for entry in benchmark.entries]
+        longest = max(len(curve) for _, curve in curves)
+        zoomed = longest >= 10
+        figure = Figure(figsize=(11.0 if zoomed else 8.0, 4.6), layout=None)
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, 2 if zoomed else 1, squeeze=False)[0]
+        for axis in axes:
+            for label, curve in curves:
+                colour, dash = style[label]
+                rounds = range(1, len(curve) + 1)
+                axis.plot(rounds, [mean for _, mean, _ in curve], color=colour, linestyle=dash, linewidth=1.6)
+                if len(curve) == 1:
+                    axis.plot(rounds, [mean for _, mean, _ in curve], "o", color=colour)
+                if any(low != high for low, _, high in curve):
+                    lows, highs = [low for low, _, _ in curve], [high for _, _, high in curve]
+                    axis.fill_between(rounds, lows, highs, color=colour, alpha=0.2, linewidth=0)
+            axis.set_xlabel("round")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[0].set_ylabel("distributed accuracy, % of test samples")
+        axes[0].set_xlim(1 if longest > 1 else 0.5, max(longest, 1.5))
+        axes[0].set_ylim(0, 100)
+        if zoomed:
+            begin = longest // 2
+            axes[1].set_xlim(begin, longest)
+            axes[1].set_ylim(*_range(curves, begin))
+            axes[0].set_title("all rounds", fontsize=10, loc="left", color="#555555")
+            axes[1].set_title(f"from round {begin} on", fontsize=10, loc="left", color="#555555")
+        figure.subplots_adjust(left=0.06 if zoomed else 0.09, right=0.79, bottom=0.12, top=0.93, wspace=0.13)
+        _name_lines(figure, axes[-1], [(label, curve[-1][1], len(curve)) for label, curve in curves], style)
+        return _png(figure)
+
+
+def _curve(entry: Entry) -> list[tuple[float, float, float]]:
+    """Round by round (lowest, mean, highest) over seeds in percent, as far as every counted run goes."""
+    shortest = min(len(run.training) for run in entry.counted)
+    columns = [[100 * (row.accuracy or 0.0) for row in run.training[:shortest]] for run in entry.counted]
+    return [(min(column), sum(column) / len(column), max(column)) for column in zip(*columns, strict=True)]
+
+
+def _range(curves: Sequence[tuple[str, list[tuple[float, float, float]]]], begin: int) -> tuple[float, float]:
+    """Limits that hold every value from round `begin` on, with some air."""
+    late = [value for _, curve in curves for each in curve[begin - 1 :] for value in (each[0], each[2])]
+    low, high = min(late), max(late)
+    air = max(0.5, 0.06 * (high - low))
+    return max(0.0, low - air), min(100.5, high + air)
+
+
+def _name_lines(
+    figure: Figure, axis: Axes, ends: Sequence[tuple[str, float, int]], style: Mapping[str, Style]
+) -> None:
+    """Names at the right, in the order of the lines' ends, pushed apart, with a thin line to each end."""
+    figure.draw_without_rendering()
+    bottom, top = axis.get_ylim()
+    height = axis.get_window_extent().height
+    right = axis.get_xlim()[1]
+    size = 9 if len(ends) <= 8 else 7.5
+    names = {label: textwrap.fill(label, 27) for label, _, _ in ends}
+    line = size * 1.25 / 72 * figure.dpi
+    tall = {label: (names[label].count("\n") + 1) * line / height * (top - bottom) for label, _, _ in ends}
+    placed: list[tuple[str, float, float]] = []
+    ordered = sorted(ends, key=lambda each: each[1])
+    floor = bottom
+    for label, value, _ in ordered:
+        at = max(min(max(value, bottom), top), floor + tall[label] / 2)
+        placed.append((label, value, at))
+        floor = at + tall[label] / 2
+    ceiling = top
+    for index in range(len(placed) - 1, -1, -1):
+        label, value, at = placed[index]
+        at = min(at, ceiling - tall[label] / 2)
+        placed[index] = (label, value, at)
+        ceiling = at - tall[label] / 2
+    widths = {label: length for label, _, length in ends}
+    left = axis.get_xlim()[0]
+    for label, value, at in placed:
+        colour, _ = style[label]
+        text = right + 0.055 * (right - left)
+        axis.annotate(
+            names[label], (text, at), color=colour, fontsize=size, va="center", annotation_clip=False
+        )
+        end = widths[label]
+        if left <= end and bottom <= value <= top:
+            xs, ys = [end, text - 0.01 * (right - left)], [value, at]
+            axis.plot(
+                xs, ys, color=colour, linewidth=0.6, clip_on=False, linestyle="-" if end == right else ":"
+            )
+
+
+def clusters_over_rounds(run: Run, title: str) -> bytes:
+    """PNG: servers by rounds, coloured and numbered by cluster; below, how many clusters were in use."""
+    names = sorted({name for row in run.training for name in row.servers})
+    last = run.rounds
+    with matplotlib.rc_context(RC):
+        height = 1.9 + 0.26 * len(names)
+        figure = Figure(figsize=(9.0, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        upper, lower = figure.subplots(
+            2, 1, sharex=True, gridspec_kw={"height_ratios": [0.26 * len(names), 0.9]}
+        )
+        for line, name in enumerate(names):
+            for begin, end, cluster in _stays(run.training, name):
+                upper.barh(
+                    line,
+                    end - begin + 1,
+                    left=begin - 0.5,
+                    height=0.84,
+                    color=FILLS[cluster % len(FILLS)],
+                    hatch="" if cluster < len(FILLS) else "////",
+                    edgecolor="#FFFFFF",
+                    linewidth=0.5,
+                )
+                if end - begin + 1 >= 0.022 * last * len(str(cluster)):
+                    upper.text(
+                        (begin + end) / 2,
+                        line,
+                        str(cluster),
+                        ha="center",
+                        va="center",
+                        fontsize=8,
+                        color=_on(FILLS[cluster % len(FILLS)]),
+                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                        if cluster >= len(FILLS)
+                        else None,
+                    )
+        upper.set_yticks(range(len(names)), names, fontsize=8)
+        upper.set_ylim(len(names) - 0.5, -0.5)
+        upper.set_ylabel("server")
+        upper.set_title(title, fontsize=10, loc="left")
+        upper.grid(visible=False)
+        upper.tick_params(axis="x", labelbottom=False)
+        rounds = [row.round for row in run.training]
+        active = [row.active_clusters for row in run.training]
+        lower.step(rounds, active, where="mid", color=BLACK, linewidth=1.4)
+        if last == 1:
+            lower.plot(rounds, active, "o", color=BLACK)
+        lower.set_ylim(0, max(active) + 1)
+        lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+        lower.set_xlim(0.5, last + 0.5)
+        lower.set_xlabel("round")
+        lower.set_ylabel("active\nclusters")
+        return _png(figure)
+
+
+def _stays(training: Sequence[Row], name: str) -> list[tuple[int, int, int]]:
+    """(first round, last round, cluster) of each stay of a server in one cluster."""
+    stays: list[tuple[int, int, int]] = []
+    for row in training:
+        if name not in row.servers:
+            continue
+        cluster = row.servers[name].cluster
+        if stays and stays[-1][2] == cluster and stays[-1][1] == row.round - 1:
+            stays[-1] = (stays[-1][0], row.round, cluster)
+        else:
+            stays.append((row.round, row.round, cluster))
+    return stays
+
+
+def _on(fill: str) -> str:
+    """Black or white, whichever is read better on `fill` (relative luminance, WCAG 2)."""
+    channels = [int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#FFFFFF"
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white", metadata={"Software": ""})
+    return buffer.getvalue()

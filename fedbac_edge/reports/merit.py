@@ -1,0 +1,120 @@
+"""Figures of merit of one run, from its rows alone. Accuracies are shares in [0, 1], traffic is in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
+
+from fedbac_edge.reports.reading import Run
+from fedbac_edge.simulation.journal import Row
+from fedbac_edge.simulation.run import LAST
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Up and down together, by the rules of `simulation.traffic`; evaluations included."""
+
+    single: int
+    """One network per link and direction, as this family of papers counts."""
+    sent: int
+    """Every network on every link, as it is really sent."""
+    published: int
+    """What MQTT carried, headers and repeats included."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The first round whose accuracy was at least a target's, and what had been sent by then."""
+
+    round: int
+    bytes: Bytes
+
+
+@dataclass(frozen=True)
+class Merit:
+    """Of the last round that is over, unless said otherwise."""
+
+    rounds: int
+    accuracy: float
+    """Mean over servers of the served model's accuracy on the server's test partition."""
+    accuracy_last: float
+    """Mean over the last ten rounds."""
+    sigma: float
+    """Deviation over servers."""
+    worst: float
+    best: float
+    holdout: float | None
+    """Accuracy on hold-outs: choices between settings are made on this one."""
+    active_clusters: int
+    moves: int
+    """How often a server changed its cluster in the whole run."""
+    bytes: Bytes
+    """Of the whole run."""
+    reached: dict[float, Reached | None]
+    """Target -> when; None: not reached."""
+
+
+def merit(run: Run, targets: Iterable[float] = ()) -> Merit:
+    """All figures of a run, finished or not."""
+    last = run.training[-1]
+    assert last.accuracy is not None
+    assert last.sigma is not None
+    assert last.worst is not None
+    assert last.best is not None
+    return Merit(
+        rounds=last.round,
+        accuracy=last.accuracy,
+        accuracy_last=fmean(row.accuracy for row in run.training[-LAST:] if row.accuracy is not None),
+        sigma=last.sigma,
+        worst=last.worst,
+        best=last.best,
+        holdout=last.holdout_accuracy,
+        active_clusters=last.active_clusters,
+        moves=moves(run.training),
+        bytes=traffic(run.rows),
+        reached={target: reach(run.rows, target) for target in targets},
+    )
+
+
+def traffic(rows: Iterable[Row]) -> Bytes:
+    """Summed over phases and directions."""
+    counts = [row.traffic for row in rows]
+    return Bytes(
+        single=sum(c.single_up + c.single_down for c in counts),
+        sent=sum(c.sent_up + c.sent_down for c in counts),
+        published=sum(c.published_up + c.published_down for c in counts),
+    )
+
+
+def reach(rows: Sequence[Row], target: float) -> Reached | None:
+    """When the distributed accuracy first was at least `target`."""
+    for index, row in enumerate(rows):
+        if row.accuracy is not None and row.accuracy >= target:
+            return Reached(row.round, traffic(rows[: index + 1]))
+    return None
+
+
+def moves(training: Sequence[Row]) -> int:
+    """Changes of cluster from one round to the next, over all servers."""
+    return sum(
+        later.servers[name].cluster != server.cluster
+        for earlier, later in pairwise(training)
+        for name, server in earlier.servers.items()
+        if name in later.servers
+    )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over seeds: mean and, from two on, the deviation with n - 1."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and deviation of at least one value."""
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))

@@ -1,0 +1,115 @@
+"""The report: what stands on it, in which order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fedbac_edge.reports import figures, tables
+from fedbac_edge.reports.document import Block, Heading, Paragraph, Picture, Remarks
+from fedbac_edge.reports.grouping import Benchmark, Entry
+from fedbac_edge.reports.reading import Run
+
+TITLE = "Runs of the laboratory"
+HOW_TO_READ = (
+    "Distributed accuracy: the model that each server is served after the cloud's aggregation, on that "
+    "server's test partition; the unweighted mean over servers. Figures are those of the last round and the "
+    "mean of the last ten, never of a best round. Several seeds: the mean and ± the deviation (n - 1). The "
+    "paper: arXiv 2605.11815, as far as its text gives figures, and only beside runs with its settings. MB "
+    "are 10^6 bytes."
+)
+
+
+def page(found: Sequence[Benchmark], remarks: Sequence[str], targets: Sequence[float]) -> list[Block]:
+    """All blocks. File names of pictures follow from benchmark, method and seed, so that links stay right."""
+    style = figures.styles([entry.label for benchmark in found for entry in benchmark.entries])
+    blocks: list[Block] = [Heading(1, TITLE), Paragraph(HOW_TO_READ)]
+    if remarks:
+        blocks.append(Remarks(tuple(remarks)))
+    if len(found) > 1:
+        blocks += [Heading(2, "Overview"), tables.overview(found)]
+    names: set[str] = set()
+    for benchmark in found:
+        blocks += _benchmark(benchmark, style, targets, names)
+    return blocks
+
+
+def _benchmark(
+    benchmark: Benchmark, style: dict[str, figures.Style], targets: Sequence[float], names: set[str]
+) -> list[Block]:
+    blocks: list[Block] = [Heading(2, benchmark.title)]
+    if benchmark.shared:
+        blocks.append(Paragraph(f"All runs: {', '.join(benchmark.shared)}."))
+    unfinished = [run for run in benchmark.runs if not run.finished]
+    remarks = list(benchmark.remarks)
+    if unfinished:
+        which = ", ".join(f"{run.folder.name} (round {run.rounds} of {run.planned})" for run in unfinished)
+        remarks.insert(0, f"Unfinished: {which}. Not counted where their method has finished runs.")
+    if remarks:
+        blocks.append(Remarks(tuple(remarks)))
+    blocks.append(_accuracy(benchmark, style, names))
+    blocks += [tables.accuracy(benchmark), tables.servers(benchmark)]
+    difference = tables.differences(benchmark)
+    if difference is not None:
+        blocks.append(difference)
+    blocks += [tables.target(benchmark, target) for target in targets]
+    blocks.append(tables.whole(benchmark))
+    drawn = [(entry, run) for entry in benchmark.entries for run in entry.runs if _moves(run)]
+    if drawn:
+        blocks.append(Heading(3, "Clusters over rounds"))
+        blocks += [_clusters(benchmark, entry, run, names) for entry, run in drawn]
+    blocks.append(tables.runs(benchmark))
+    return blocks
+
+
+def _accuracy(benchmark: Benchmark, style: dict[str, figures.Style], names: set[str]) -> Picture:
+    several = any(len(entry.counted) > 1 for entry in benchmark.entries)
+    band = ", the mean over seeds, the band from the lowest to the highest seed" if several else ""
+    return Picture(
+        name=_name(f"accuracy-{slug(benchmark)}", names),
+        alt=f"Accuracy over rounds: {', '.join(entry.label for entry in benchmark.entries)}",
+        caption=f"Distributed accuracy over rounds{band}. {benchmark.title}.",
+        png=figures.accuracy_over_rounds(benchmark, style),
+    )
+
+
+def _clusters(benchmark: Benchmark, entry: Entry, run: Run, names: set[str]) -> Picture:
+    title = f"{entry.label}, seed {run.seed}"
+    return Picture(
+        name=_name(f"clusters-{slug(benchmark)}-{entry.label}-seed{run.seed}", names),
+        alt=f"Cluster of each server over rounds: {title}",
+        caption=f"Cluster of each server (number and colour), clusters in use: {title}. {benchmark.title}.",
+        png=figures.clusters_over_rounds(run, title),
+    )
+
+
+def _moves(run: Run) -> bool:
+    """Could servers change their cluster in this run?"""
+    federation = run.scenario.federation
+    moved = len({frozenset((n, s.cluster) for n, s in row.servers.items()) for row in run.training}) > 1
+    return moved or (
+        federation.assignment.method != "fixed" and max(r.active_clusters for r in run.training) > 1
+    )
+
+
+def slug(benchmark: Benchmark) -> str:
+    """For file names."""
+    cut = benchmark.cut
+    groups = f"-{cut.groups}groups" if cut.groups else ""
+    size = (
+        ""
+        if (benchmark.servers, benchmark.clients) == (10, 10)
+        else f"-{benchmark.servers}x{benchmark.clients}"
+    )
+    return f"{benchmark.data}-{cut.alpha_server:g}-{cut.form}{groups}{size}"
+
+
+def _name(text: str, names: set[str]) -> str:
+    """A file name that no other picture has."""
+    stem = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:100]
+    name, count = f"{stem}.png", 1
+    while name in names:
+        count += 1
+        name = f"{stem}-{count}.png"
+    names.add(name)
+    return name
