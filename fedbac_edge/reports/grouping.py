@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.federation import DeadlineTable, Federation
+from fedbac_edge.federation import Federation
 from fedbac_edge.reports.reading import Run
 from fedbac_edge.simulation import presets
 from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError
@@ -164,14 +164,7 @@ def _reference(scenario: Scenario) -> Scenario:
     try:
         reference = presets.preset(scenario.preset)
     except ScenarioError:
-        plain = Federation(
-            name=federation.name,
-            rounds=federation.rounds,
-            eligibility="roster",
-            evaluation=federation.evaluation,
-            model=federation.model,
-            deadlines=DeadlineTable(),
-        )
+        plain = Federation(name=federation.name, eligibility="roster", model=federation.model)
         reference = Scenario(federation=plain, cut=scenario.cut)
     try:
         return presets.with_method(reference, scenario.method)

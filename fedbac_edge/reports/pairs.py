@@ -57,11 +57,11 @@ def pairs(entries: Sequence[Entry]) -> list[Pair]:
 def _pair(base: Entry, other: Entry, both: Sequence[tuple[Run, Run]]) -> Pair:
     merits = [(merit(ours), merit(theirs)) for ours, theirs in both]
     servers = [_servers(ours, theirs) for ours, theirs in both]
-    asked = QUESTIONS.get(other.method, "") if base.method == "fedbac" and base.plain and other.plain else ""
+    alike = base.method == "fedbac" and base.differs == other.differs
     return Pair(
         base=base.label,
         other=other.label,
-        question=asked,
+        question=QUESTIONS.get(other.method, "") if alike else "",
         seeds=tuple(run.seed for run, _ in both),
         accuracy=tuple(a.accuracy - b.accuracy for a, b in merits),
         accuracy_last=tuple(a.accuracy_last - b.accuracy_last for a, b in merits),

@@ -85,8 +85,8 @@ def servers(benchmark: Benchmark) -> Table:
             )
         )
     return Table(
-        "Across servers, last round, %: deviation sigma, worst and best server; clusters in use, and moves of "
-        "servers in the whole run",
+        "Across servers, last round, %: deviation sigma, worst and best server; clusters in use, and moves "
+        "of servers in the whole run",
         ("method", "sigma", "worst", "best", "paper's sigma", "paper's worst", "active clusters", "moves"),
         tuple(rows),
     )
@@ -269,4 +269,5 @@ def _size(counts: Sequence[int]) -> str:
     """Megabytes (10^6), the mean over runs."""
     if not counts:
         return NONE
-    return f"{spread([float(count) for count in counts]).mean / 1e6:,.0f}"
+    size = spread([float(count) for count in counts]).mean / 1e6
+    return f"{size:,.0f}" if size >= 100 else f"{size:.1f}"
