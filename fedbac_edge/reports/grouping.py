@@ -75,9 +75,10 @@ class Benchmark:
         """For headings: data, Dirichlet parameters, form."""
         groups = f" {self.cut.groups} groups" if self.cut.groups else ""
         samples = f", {self.cut.samples} samples" if self.cut.samples else ""
+        drift = f", drift in round {self.cut.drift_round}" if self.cut.drift_round else ""
         return (
             f"{self.data}, alpha {self.cut.alpha_server:g}/{self.cut.alpha_client:g}, "
-            f"{self.cut.form}{groups}, {self.servers} servers x {self.clients} clients{samples}"
+            f"{self.cut.form}{groups}, {self.servers} servers x {self.clients} clients{samples}{drift}"
         )
 
     @property
@@ -133,7 +134,9 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{above}{name}"
-        if isinstance(value, dict) and path != "gateways":
+        if path == "method.places":
+            flat[path] = ",".join(str(value[gateway]) for gateway in sorted(value))
+        elif isinstance(value, dict) and path != "gateways":
             flat |= _flat(value, f"{path}.")
         else:
             flat[path] = value

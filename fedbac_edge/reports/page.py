@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fedbac_edge.methods import method
 from fedbac_edge.reports import figures, tables
 from fedbac_edge.reports.document import Block, Heading, Paragraph, Picture, Remarks
 from fedbac_edge.reports.grouping import Benchmark, Entry
+from fedbac_edge.reports.merit import moves
 from fedbac_edge.reports.reading import Run
 
 TITLE = "Runs of the laboratory"
@@ -76,7 +78,7 @@ def _accuracy(benchmark: Benchmark, style: dict[str, figures.Style], names: set[
 def _clusters(benchmark: Benchmark, entry: Entry, run: Run, names: set[str]) -> Picture:
     title = f"{entry.label}, seed {run.seed}"
     return Picture(
-        name=_name(f"clusters-{slug(benchmark)}-{entry.label}-seed{run.seed}", names),
+        name=_name(f"clusters-{slug(benchmark)}-{entry.label[:40]}-seed{run.seed}", names),
         alt=f"Cluster of each server over rounds: {title}",
         caption=f"Cluster of each server (number and colour), clusters in use: {title}. {benchmark.title}.",
         png=figures.clusters_over_rounds(run, title),
@@ -84,29 +86,24 @@ def _clusters(benchmark: Benchmark, entry: Entry, run: Run, names: set[str]) -> 
 
 
 def _moves(run: Run) -> bool:
-    """Could servers change their cluster in this run?"""
-    federation = run.scenario.federation
-    moved = len({frozenset((n, s.cluster) for n, s in row.servers.items()) for row in run.training}) > 1
-    return moved or (
-        federation.assignment.method != "fixed" and max(r.active_clusters for r in run.training) > 1
-    )
+    """Could servers change their cluster in this run, or did they?"""
+    reassigns = method(run.scenario.federation).reassigns
+    return (reassigns and any(row.phase == "evaluate" for row in run.rows)) or moves(run.training) > 0
 
 
 def slug(benchmark: Benchmark) -> str:
     """For file names."""
     cut = benchmark.cut
     groups = f"-{cut.groups}groups" if cut.groups else ""
-    size = (
-        ""
-        if (benchmark.servers, benchmark.clients) == (10, 10)
-        else f"-{benchmark.servers}x{benchmark.clients}"
-    )
-    return f"{benchmark.data}-{cut.alpha_server:g}-{cut.form}{groups}{size}"
+    drift = f"-drift{cut.drift_round}" if cut.drift_round else ""
+    usual = (benchmark.servers, benchmark.clients) == (10, 10)
+    size = "" if usual else f"-{benchmark.servers}x{benchmark.clients}"
+    return f"{benchmark.data}-{cut.alpha_server:g}-{cut.form}{groups}{drift}{size}"
 
 
 def _name(text: str, names: set[str]) -> str:
     """A file name that no other picture has."""
-    stem = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:100]
+    stem = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
     name, count = f"{stem}.png", 1
     while name in names:
         count += 1
