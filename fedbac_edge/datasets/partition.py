@@ -16,34 +16,31 @@ The form belongs in every result: with ten balanced classes, ten servers and alp
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import os
-import tempfile
-import zipfile
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from fedbac_edge.datasets import cut_file
 from fedbac_edge.randomness import generator
 
-Form = Literal["per-server", "per-class", "planted"]
+Form = Literal["per-server", "per-class", "planted", "annotation"]
+DRAWN: tuple[Form, ...] = ("per-server", "per-class", "planted")
+"""The forms of `dirichlet`; "annotation" is the cut of `datasets.annotation`."""
 Indices = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]
 
 # The across-server figures of a server with fewer test samples than this are mostly noise.
 SMALLEST_TEST_SET = 100
 _FORMAT = 1
-_ARRAYS = ("train", "train_ends", "test", "test_ends", "clients", "server_shares", "client_shares")
-_LARGEST_FILE = 2**30
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_KINDS = {
+    **dict.fromkeys(("train", "train_ends", "test", "test_ends", "clients"), "<i8"),
+    **dict.fromkeys(("server_shares", "client_shares"), "<f8"),
+}
 
 
 class PartitionError(ValueError):
@@ -89,44 +86,27 @@ class Partition:
     @cached_property
     def digest(self) -> str:
         """Content hash, 64 hex digits: of the settings and of every array with its type and shape."""
-        content = hashlib.sha256(json.dumps(self._settings(), sort_keys=True).encode())
-        for name, array in self._arrays().items():
-            content.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-            content.update(np.ascontiguousarray(array).tobytes())
-        return content.hexdigest()
+        return cut_file.digest(self._settings(), self._arrays())
 
     def check_labels(self, train_labels: npt.ArrayLike, test_labels: npt.ArrayLike) -> None:
         """Raises PartitionError when these are not the labels that were cut."""
-        if _labels_digest(np.asarray(train_labels), np.asarray(test_labels)) != self.labels:
+        if cut_file.labels_digest(np.asarray(train_labels), np.asarray(test_labels)) != self.labels:
             raise PartitionError("this partition was cut from other labels; make one from this data set")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one npz without objects, its settings as JSON inside; the file is whole or not there."""
-        meta = json.dumps({"format": _FORMAT, "digest": self.digest, **self._settings()}, sort_keys=True)
-        target = Path(path)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                arrays: dict[str, Any] = dict(self._arrays())
-                np.savez_compressed(file, meta=np.frombuffer(meta.encode(), np.uint8), **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        meta = {"format": _FORMAT, "digest": self.digest, **self._settings()}
+        cut_file.save(path, meta, self._arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:
         """Read a saved partition. Raises PartitionError when the file is not one, or not whole."""
         try:
-            stored = _read(Path(path))
-            meta = json.loads(stored["meta"].tobytes())
+            meta, stored = cut_file.load(Path(path), _KINDS)
             if meta.pop("format") != _FORMAT:
                 raise PartitionError("it is of another version of the format")
             digest = meta.pop("digest")
-            clients = _cut(stored["train"], stored["train_ends"])
+            clients = cut_file.pieces(stored["train"], stored["train_ends"])
             ends = np.cumsum(stored["clients"])
             if len(ends) == 0 or ends[-1] != len(clients) or stored["clients"].min() < 1:
                 raise PartitionError("its clients do not add up")
@@ -134,14 +114,14 @@ class Partition:
             partition = cls(
                 **meta,
                 train=tuple(clients[a:b] for a, b in zip(firsts, ends, strict=True)),
-                test=_cut(stored["test"], stored["test_ends"]),
+                test=cut_file.pieces(stored["test"], stored["test_ends"]),
                 server_shares=stored["server_shares"],
                 client_shares=tuple(
                     np.ascontiguousarray(shares)
                     for shares in np.split(stored["client_shares"], ends[:-1], axis=1)
                 ),
             )
-        except (*_UNREADABLE, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (*cut_file.UNREADABLE, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PartitionError(f"{path} is not a partition: {error}") from error
         if partition.digest != digest:
             raise PartitionError(f"{path} is damaged: its content does not have the hash written in it")
@@ -162,8 +142,7 @@ class Partition:
             self.server_shares,
             np.concatenate(self.client_shares, axis=1),
         )
-        kinds = ("<i8",) * 5 + ("<f8",) * 2
-        return {name: a.astype(kind) for name, a, kind in zip(_ARRAYS, arrays, kinds, strict=True)}
+        return {name: a.astype(kind) for (name, kind), a in zip(_KINDS.items(), arrays, strict=True)}
 
 
 def dirichlet(
@@ -200,8 +179,8 @@ def dirichlet(
     for name, alpha in (("alpha_server", alpha_server), ("alpha_client", alpha_client)):
         if not 0 < alpha < float("inf"):
             raise PartitionError(f"{name} must be positive and finite, not {alpha}")
-    if form not in get_args(Form):
-        raise PartitionError(f"no form is called {form!r}; there are: {', '.join(get_args(Form))}")
+    if form not in DRAWN:
+        raise PartitionError(f"no form is called {form!r}; there are: {', '.join(DRAWN)}")
     if (groups is not None) != (form == "planted") or not 1 <= (groups or 1) <= servers:
         raise PartitionError(
             'the form "planted", and no other, needs groups: from 1 to the number of servers'
@@ -226,7 +205,7 @@ def dirichlet(
         alpha_client=float(alpha_client),
         seed=int(seed),
         groups=groups,
-        labels=_labels_digest(train, test),
+        labels=cut_file.labels_digest(train, test),
         train=tuple(of_client),
         test=of_test,
         server_shares=shares,
@@ -280,34 +259,3 @@ def _labels(labels: npt.ArrayLike, kind: str) -> Indices:
     if array.size and array.min() < 0:
         raise PartitionError(f"{kind} labels count from 0; there is a {array.min()}")
     return array.astype(np.int64)
-
-
-def _labels_digest(train: npt.NDArray[Any], test: npt.NDArray[Any]) -> str:
-    content = hashlib.sha256(f"{len(train)} {len(test)} ".encode())
-    content.update(train.astype("<i8").tobytes() + test.astype("<i8").tobytes())
-    return content.hexdigest()
-
-
-def _cut(flat: Indices, ends: Indices) -> tuple[Indices, ...]:
-    if len(ends) == 0 or ends[-1] != len(flat) or np.diff(ends, prepend=0).min() < 0:
-        raise PartitionError("its pieces do not add up")
-    return tuple(np.split(flat, ends[:-1]))
-
-
-def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an npz; each one's header is held against the size of its file before it is allocated."""
-    kinds = {"meta": "|u1", "server_shares": "<f8", "client_shares": "<f8"}
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    with zipfile.ZipFile(path) as archive:
-        if sum(member.file_size for member in archive.infolist()) > _LARGEST_FILE:
-            raise PartitionError("it is too large")
-        for name in ("meta", *_ARRAYS):
-            file = io.BytesIO(archive.read(f"{name}.npy"))
-            np.lib.format.read_magic(file)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            rest = file.getbuffer().nbytes - file.tell()
-            if dtype.str != kinds.get(name, "<i8") or prod(shape) * dtype.itemsize != rest:
-                raise PartitionError(f"{name} is not what a partition holds")
-            file.seek(0)
-            arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
-    return arrays
