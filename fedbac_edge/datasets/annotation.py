@@ -263,7 +263,7 @@ def _counts(kinds: Mixture, samples: int, labels: int) -> tuple[list[int], list[
     to_full = labels if not kinds.partial else labels // 2 if kinds.full else 0
     full, partial = _evenly(to_full, kinds.full), _evenly(labels - to_full, kinds.partial)
     rest = _evenly(samples - to_full, others)
-    if labels < kinds.full + kinds.partial or samples - to_full < others:
+    if min([*full, *partial, *rest]) < 1:
         raise AnnotationError(
             f"{samples} samples, {labels} of them labelled, are too few for {kinds} clients: some would have "
             "none"
