@@ -12,13 +12,14 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge.learning.compiler import NoKernel, load_library
 from fedbac_edge.learning.fused import FusedLeNet
+from fedbac_edge.learning.losses import cross_entropy
 from fedbac_edge.learning.normalise import Labels
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.models.catalog import LeNet
@@ -34,11 +35,35 @@ def _padded(count: int) -> int:
     return -(-count // ROW) * ROW
 
 
-def _aligned(count: int) -> FloatArray:
+def aligned(count: int) -> FloatArray:
     """`count` zeros, float32, 64-byte aligned."""
     raw = np.zeros(4 * count + ALIGNMENT, dtype=np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + 4 * count].view(np.float32)
+
+
+class Descent(Protocol):
+    """What one SGD step needs; `clip_norm` bounds the gradient of all parts together."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The step's."""
+        ...
+
+    @property
+    def momentum(self) -> float:
+        """Share of the last step that goes on."""
+        ...
+
+    @property
+    def weight_decay(self) -> float:
+        """Added to the gradient after clipping."""
+        ...
+
+    @property
+    def clip_norm(self) -> float:
+        """The longest gradient."""
+        ...
 
 
 class Kernel:
@@ -52,6 +77,7 @@ class Kernel:
             "fedbac_part_floats": ctypes.c_int64,
             "fedbac_work_bytes": ctypes.c_int64,
             "fedbac_gradient": ctypes.c_double,
+            "fedbac_pullback": None,
             "fedbac_update": None,
             "fedbac_logits": None,
         }.items():
@@ -80,7 +106,7 @@ class Kernel:
 
     def rows(self, parts: list[Part]) -> FloatArray:
         """Parts in the kernel's layout, (parts, size)."""
-        rows = _aligned(len(parts) * self.size).reshape(len(parts), self.size)
+        rows = aligned(len(parts) * self.size).reshape(len(parts), self.size)
         for row, part in zip(rows, parts, strict=True):
             for name, (start, shape, stride) in self.places.items():
                 place = row[start : start + shape[0] * stride].reshape(shape[0], stride)
@@ -89,7 +115,7 @@ class Kernel:
 
     def workspace(self, parts: int) -> FloatArray:
         """Working memory for one thread and so many parts."""
-        return _aligned(-(-int(self._library.fedbac_work_bytes(parts)) // 4))
+        return aligned(-(-int(self._library.fedbac_work_bytes(parts)) // 4))
 
     def gradient(
         self, x: FloatArray, y: Labels, batch: int, rows: FloatArray, gradient: FloatArray, work: FloatArray
@@ -107,8 +133,16 @@ class Kernel:
         )
         return loss
 
+    def pullback(
+        self, x: FloatArray, dlogits: FloatArray, row: FloatArray, gradient: FloatArray, work: FloatArray
+    ) -> None:
+        """Write that of one part into `gradient`, for a loss with the gradient `dlogits` by the logits."""
+        self._library.fedbac_pullback(
+            _address(x), _address(dlogits), len(x), _address(row), _address(gradient), _address(work)
+        )
+
     def update(
-        self, rows: FloatArray, gradients: FloatArray, momentum: FloatArray, l2: FloatArray, s: LocalTraining
+        self, rows: FloatArray, gradients: FloatArray, momentum: FloatArray, l2: FloatArray, s: Descent
     ) -> None:
         """One SGD step from the sum of gradients (shares, parts, size), of which the first is overwritten."""
         self._library.fedbac_update(
@@ -145,13 +179,13 @@ class CompiledLeNet:
         self.settings = settings
         self.roles = tuple(parts)
         self.rows = kernel.rows(list(parts.values()))
-        self.momentum = _aligned(self.rows.size)
+        self.momentum = aligned(self.rows.size)
         trained = [role not in settings.frozen for role in self.roles]
         l2 = [settings.l2.get(role, 0.0) * moves for role, moves in zip(self.roles, trained, strict=True)]
         self.l2 = np.array(l2, dtype=np.float32)
         self.frozen = [(index, self.rows[index].copy()) for index, moves in enumerate(trained) if not moves]
         threads = min(settings.threads, -(-settings.batch_size // kernel.lanes))
-        self.gradients = _aligned(threads * self.rows.size).reshape(threads, *self.rows.shape)
+        self.gradients = aligned(threads * self.rows.size).reshape(threads, *self.rows.shape)
         self.work = [kernel.workspace(len(self.roles)) for _ in range(threads)]
         self.pool = ThreadPoolExecutor(threads - 1, "kernel") if threads > 1 else None
 
@@ -221,6 +255,7 @@ def _hold_to_fused(kernel: Kernel) -> None:
     )
     x = rng.normal(size=(kernel.lanes + 3, *model.input_shape)).astype(np.float32)
     y = rng.integers(0, model.classes, len(x))
+    _hold_pullback(kernel, parts["a"], x, y)
     compiled, fused = CompiledLeNet(kernel, parts, settings), FusedLeNet(model, parts, settings, "cpu")
     compiled.differentiate(x, y)
     fused.differentiate(x, y)
@@ -230,3 +265,14 @@ def _hold_to_fused(kernel: Kernel) -> None:
             # Not "error > bound": a comparison with NaN must fail too.
             if not np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max():
                 raise NoKernel(f"the compiled kernel's gradient of {name} differs from torch's")
+
+
+def _hold_pullback(kernel: Kernel, part: Part, x: FloatArray, y: Labels) -> None:
+    """The gradient for given logit gradients is that of the cross-entropy, when given the cross-entropy's."""
+    rows, work = kernel.rows([part]), kernel.workspace(1)
+    expected, found = aligned(kernel.size), aligned(kernel.size)
+    kernel.gradient(x, y, len(y), rows, expected, work)
+    _, dlogits = cross_entropy(kernel.logits(x, rows[0], work), y)
+    kernel.pullback(x, dlogits, rows[0], found, work)
+    if not np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max():
+        raise NoKernel("the compiled kernel's gradient for given logit gradients differs from its own")

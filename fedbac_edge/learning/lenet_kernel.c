@@ -454,10 +454,23 @@ int64_t fedbac_part_floats(void) { return PART; }
 /* Bytes of work memory (64-byte aligned) that one thread needs. */
 int64_t fedbac_work_bytes(int parts) { return sizeof(scratch) + (int64_t)parts * sizeof(part_state); }
 
-/* Gradient of the summed cross-entropy of `count` samples divided by `batch`; returns the summed loss.
- * x: count * CHANNELS * HEIGHT * WIDTH normalised floats. weights, gradient: parts * PART, 64-byte aligned. */
-double fedbac_gradient(const float *x, const int64_t *y, int count, int batch, int parts, const float *weights,
-                       float *gradient, void *work) {
+/* What one block of samples makes of its logits: fills dlogits, returns its share of the loss. */
+typedef struct {
+    const int64_t *y;     /* labels, for the cross-entropy; or NULL, and */
+    const float *dlogits; /* count * CLASSES: the loss's gradient as the caller has it */
+    int batch;
+} objective;
+
+static double differentiate(scratch *s, const objective *o, int start, int here) {
+    if (o->y) return cross_entropy(s, o->y + start, here, o->batch);
+    memset(s->dlogits, 0, sizeof s->dlogits);
+    for (int n = 0; n < here; n++)
+        for (int k = 0; k < CLASSES; k++) s->dlogits[k][n] = o->dlogits[(size_t)(start + n) * CLASSES + k];
+    return 0.0;
+}
+
+static double accumulate(const float *x, const objective *o, int count, int parts, const float *weights,
+                         float *gradient, void *work) {
     scratch *s = work;
     part_state *states = (part_state *)(s + 1);
     double loss = 0.0;
@@ -473,7 +486,7 @@ double fedbac_gradient(const float *x, const int64_t *y, int count, int batch, i
         load_block(s, x + (size_t)start * CHANNELS * HEIGHT * WIDTH, here);
         memset(s->logits, 0, sizeof s->logits);
         for (int p = 0; p < parts; p++) forward(s, states + p, weights + p * PART);
-        loss += cross_entropy(s, y + start, here, batch);
+        loss += differentiate(s, o, start, here);
         for (int p = 0; p < parts; p++) backward(s, states + p, weights + p * PART, gradient + p * PART);
     }
     for (int p = 0; p < parts; p++) {
@@ -485,6 +498,22 @@ double fedbac_gradient(const float *x, const int64_t *y, int count, int batch, i
         for (int i = 0; i < WIDTH2; i++) g[BIAS2 + i] = lane_sum(states[p].bias_sums2[i]);
     }
     return loss;
+}
+
+/* Gradient of the summed cross-entropy of `count` samples divided by `batch`; returns the summed loss.
+ * x: count * CHANNELS * HEIGHT * WIDTH normalised floats. weights, gradient: parts * PART, 64-byte aligned. */
+double fedbac_gradient(const float *x, const int64_t *y, int count, int batch, int parts, const float *weights,
+                       float *gradient, void *work) {
+    const objective o = {.y = y, .batch = batch};
+    return accumulate(x, &o, count, parts, weights, gradient, work);
+}
+
+/* Gradient of one part for a loss whose gradient by the logits (count * CLASSES) is given; the forward pass is
+ * made again, which costs less than keeping a batch's activations. */
+void fedbac_pullback(const float *x, const float *dlogits, int count, const float *weights, float *gradient,
+                     void *work) {
+    const objective o = {.dlogits = dlogits};
+    accumulate(x, &o, count, 1, weights, gradient, work);
 }
 
 /* One SGD step on parts * PART weights. gradients: `shares` gradients to be summed, one after another; the first
