@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from fedbac_edge.commands.failures import Misconfigured, explained
 from fedbac_edge.commands.options import FILE
@@ -37,11 +38,26 @@ POSITIVE = click.IntRange(1)
     help="How the proportions are drawn; it belongs in every result.",
 )
 @click.option("--groups", type=POSITIVE, help="Number of equal groups of gateways, for the form planted.")
+@click.option(
+    "--annotation",
+    metavar="SETTING",
+    help="Leave labels out: default (1 of 20 devices fully labelled, 9 in part, 10 not), PL, LPL, UPL, LU, "
+    "ALL, or numbers of fully labelled, partially labelled and unlabelled devices: 2/2/4.",
+)
+@click.option(
+    "--labels",
+    type=click.FloatRange(0, 100, min_open=True),
+    help="With --annotation: percent of the samples that keep their label.  [default: 10]",
+)
+@click.option("--alpha", type=float, help="With --annotation: smaller: devices differ more.  [default: 0.1]")
 @click.option("--samples", type=POSITIVE, help="Draw only so many training samples.")
 @click.option("--test-samples", type=POSITIVE, help="Draw only so many test samples.")
 @click.option("--allow-tiny", is_flag=True, help="Accept sites with fewer than 100 test samples.")
 @click.option("--out", type=FILE, required=True, help="Folder to write; an earlier partition is replaced.")
+@click.pass_context
 def partition(
+    context: click.Context,
+    /,
     data: str,
     test_data: str | None,
     federation: Path | None,
@@ -51,19 +67,28 @@ def partition(
     gateways: int,
     devices: int,
     seed: int,
+    annotation: str | None,
+    labels: float | None,
+    alpha: float | None,
     **options: Any,
 ) -> None:
     """Cut a data set over gateways and devices by the two-level Dirichlet split.
 
+    With --annotation it is cut over all devices at once, some labels are left out, and the devices are
+    dealt to the gateways one by one.
+
     \b
     Example:
       fedbac partition --data fashion-mnist --gateways 2 --devices 4 --seed 1 --out shards
+      fedbac partition --data cifar10 --gateways 4 --devices 5 --annotation default --labels 10 --out shards
     writes shards/gw1/dev-1-1.npz ... for `fedbac-agent join --data`, and shards/gw1/test.npz.
     """
+    _check_options(context, annotation)
     with explained():
         from fedbac_edge import config
         from fedbac_edge.commands import presets, shards
         from fedbac_edge.datasets import official, sources
+        from fedbac_edge.datasets.annotation import annotate
         from fedbac_edge.datasets.partition import dirichlet
         from fedbac_edge.simulation.presets import MODELS
 
@@ -77,30 +102,65 @@ def partition(
         test = sources.load(test_data or place, classes=model.classes, input_shape=model.input, split="test")
         train = shards.subset(train, samples, seed, "train")
         test = shards.subset(test, test_samples, seed, "test")
-        cut = dirichlet(
-            train.y,
-            test.y,
-            servers=gateways,
-            clients=devices,
-            seed=seed,
-            classes=len(model.classes),
-            **options,
-        )
+        split = None
+        if annotation is None:
+            cut = dirichlet(
+                train.y,
+                test.y,
+                servers=gateways,
+                clients=devices,
+                seed=seed,
+                classes=len(model.classes),
+                **options,
+            )
+        else:
+            split = annotate(
+                train.y,
+                clients=gateways * devices,
+                setting=annotation,
+                share=(10.0 if labels is None else labels) / 100,
+                alpha=0.1 if alpha is None else alpha,
+                seed=seed,
+            )
+            cut = split.partition(gateways, train.y, test.y, len(model.classes))
         about = {"data": data, "classes": list(model.classes), "samples": [len(train), len(test)]}
         try:
-            written = shards.write(out, cut, train, test, about)
+            written = shards.write(out, cut, train, test, about, split)
         except shards.Occupied as error:
             raise Misconfigured(str(error)) from error
     _tell(written, out, cut.digest)
 
 
+TWO_LEVELS, ANNOTATED = ("form", "groups", "alpha_server", "alpha_client", "allow_tiny"), ("labels", "alpha")
+"""Options of the one cut and of the other."""
+
+
+def _check_options(context: click.Context, annotation: str | None) -> None:
+    """Options that would be passed over are refused."""
+    others = ANNOTATED if annotation is None else TWO_LEVELS
+    for name in others:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            flag = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{flag} goes {'only' if annotation is None else 'not'} with --annotation")
+
+
 def _tell(written: list[Shard], out: Path, digest: str) -> None:
     """The table (one column per class), the roster, the hash."""
     classes = len(written[0].per_class)
-    click.echo(f"{'':16}{'samples':>8}  per class " + "".join(f"{c:>6}" for c in range(classes)))
+    missing = any(shard.unlabelled for shard in written)
+    head = f"{'unlabelled':>12}" if missing else ""
+    click.echo(f"{'':16}{'samples':>8}{head}  per class " + "".join(f"{c:>6}" for c in range(classes)))
     for shard in written:
         name = f"{shard.gateway} {shard.device or 'test'}"
-        click.echo(f"{name:16}{shard.samples:>8}            " + "".join(f"{n:>6}" for n in shard.per_class))
+        bare = f"{shard.unlabelled:>12}" if missing else ""
+        counts = "".join(f"{n:>6}" for n in shard.per_class)
+        click.echo(f"{name:16}{shard.samples:>8}{bare}            {counts}")
+    if missing:
+        labelled = [sum(s.per_class[c] for s in written if s.device) for c in range(classes)]
+        never = [str(c) for c, count in enumerate(labelled) if not count]
+        click.echo(
+            f"labels in all: {sum(labelled)}" + (f"; none of class {', '.join(never)}" if never else "")
+        )
     empty = [shard.device for shard in written if shard.device and not shard.samples]
     if empty:
         click.echo(f"without samples, so without a file: {', '.join(empty)}")

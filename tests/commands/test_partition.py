@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from fedbac_edge.cli import cli
 from fedbac_edge.commands import fashion
 from fedbac_edge.datasets import idx, npz
+from fedbac_edge.datasets.annotation import Annotation
 from fedbac_edge.datasets.partition import Partition
 
 COMMAND = ["partition", "--data", "fashion-mnist", "--samples", "3000", "--test-samples", "2000"]
@@ -121,3 +122,57 @@ def test_without_fashion_mnist_it_says_how_to_get_it(
         result = runner.invoke(cli, command)
         assert result.exit_code == 2
         assert "apt-get install dataset-fashion-mnist" in result.output
+
+
+# --- labels that are missing -----------------------------------------------------------------------
+
+ANNOTATED = [*COMMAND, "--annotation", "2/2/4", "--labels", "20", "--alpha", "1"]
+
+
+def test_annotation_leaves_labels_out(runner: CliRunner, tmp_path: Path) -> None:
+    out = tmp_path / "shards"
+    result = runner.invoke(cli, [*ANNOTATED, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "labels in all: 600" in result.output
+    split = Annotation.load(out / "annotation.npz")
+    described = json.loads((out / "partition.json").read_text())
+    assert described["annotation"]["digest"] == split.digest
+    images = idx.read_array(fashion.folder() / "train-images-idx3-ubyte.gz")
+    labels = idx.read_array(fashion.folder() / "train-labels-idx1-ubyte.gz")
+    known = {image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)}
+    kinds = []
+    for client in range(8):
+        gateway, place = client % 2 + 1, client // 2 + 1
+        samples = npz.read(out / f"gw{gateway}" / f"dev-{gateway}-{place}.npz", allow_unlabelled=True)
+        labelled = samples.labelled()
+        assert len(labelled) == len(split.labelled[client])
+        assert len(samples) - len(labelled) == len(split.unlabelled[client])
+        assert described["unlabelled"][f"gw{gateway}/dev-{gateway}-{place}"] == len(split.unlabelled[client])
+        assert [known[image.tobytes()] for image in labelled.x] == labelled.y.tolist()
+        kinds.append("all" if len(labelled) == len(samples) else "some" if len(labelled) else "none")
+    assert kinds == ["all"] * 2 + ["some"] * 2 + ["none"] * 4
+    with np.load(out / "gw1" / "dev-1-3.npz", allow_pickle=False) as bare:
+        assert bare.files == ["x"]
+    assert len(npz.read(out / "gw1" / "test.npz")) == 1000
+    assert _hashes(out)
+    before = _hashes(out)
+    assert runner.invoke(cli, [*ANNOTATED, "--out", str(out)]).exit_code == 0
+    assert _hashes(out) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--labels", "10"], "--labels goes only with --annotation"),
+        (["--annotation", "PL", "--form", "per-class"], "--form goes not with --annotation"),
+        (["--annotation", "PX"], "no annotation setting is called 'PX'; there are: default, PL, LPL"),
+        (["--annotation", "1/2/3"], "other clients than the 8"),
+    ],
+)
+def test_annotation_options_that_do_not_fit(
+    runner: CliRunner, tmp_path: Path, options: list[str], why: str
+) -> None:
+    result = runner.invoke(cli, [*COMMAND, *options, "--out", str(tmp_path / "shards")])
+    assert result.exit_code == 2
+    assert why in " ".join(result.output.split())
+    assert not (tmp_path / "shards").exists()
