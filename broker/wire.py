@@ -7,18 +7,20 @@ memory than the payload has, and nothing is resolved by a name from the wire bey
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-WIRE_VERSION = 1
+from broker import versions
 
-# How a map of the version before the newest becomes one of the newest, and back. Version 1 is the first.
-# What is written is the older of the two: whoever is one version behind reads it, and so does whoever is one
-# ahead. A version is introduced by software that only reads it, and spoken by the software after that.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-DOWNGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+WIRE_VERSION = 2
+
+# How a map of the version before the newest becomes one of the newest, and back. What is written is the older
+# of the two: whoever is one version behind reads it, and so does whoever is one ahead. What the older one has
+# no words for (None) is written in the newest.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: versions.from_1}
+DOWNGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any] | None]] = {1: versions.to_1}
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -53,13 +55,14 @@ _kinds = msgspec.msgpack.Decoder(_Kind)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """MessagePack bytes of a message, in the oldest version that is understood here.
+    """MessagePack bytes of a message, in the oldest version that is understood here and can say it.
 
     Equal messages give equal bytes.
     """
     for version, rewritten in DOWNGRADES.items():
         fields = rewritten(msgspec.to_builtins(message, builtin_types=(bytes,)))
-        return msgspec.msgpack.encode(_Envelope(version, msgspec.Raw(_ordered(fields))))
+        if fields is not None:
+            return msgspec.msgpack.encode(_Envelope(version, msgspec.Raw(_ordered(fields))))
     return msgspec.msgpack.encode(_Envelope(WIRE_VERSION, msgspec.Raw(_ordered(message))))
 
 

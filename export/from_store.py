@@ -15,8 +15,10 @@ from export.served import ExportError, ServedModel, Term
 from fedbac_edge import __version__
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
+from fedbac_edge.methods.method import Method, View
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import PartError, digest, unpack
+from fedbac_edge.protocol import generations
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.messages import RoundSummary
 from fedbac_edge.store import Store, StoreError
@@ -40,18 +42,25 @@ def cloud_store(place: Path) -> Path:
     return path
 
 
-def clusters(store: Store) -> list[Cluster]:
-    """Every active cluster in order. Raises ExportError when the store is no cloud's, or has no rounds
-    yet."""
+def clusters(store: Store, view: str = "") -> list[Cluster]:
+    """Every active cluster in order, as the method's `view`, "" for the served one.
+
+    Raises ExportError when the store is no cloud's or has no rounds yet, or the method has no such view.
+    """
     federation, state = read(store)
     if state.clustering is None:
         raise ExportError("this federation has not begun its first round: there is nothing to export yet")
     members: dict[int, list[str]] = {}
     for site, cluster in sorted(state.clustering.assignment.items()):
         members.setdefault(cluster, []).append(site)
-    evaluation = _last_evaluation(store)
+    used = method(federation)
+    if view and view not in {each.name for each in used.views}:
+        views = ", ".join(each.name for each in used.views) or "only the one that is served"
+        raise ExportError(f"{federation.method.name} has no view {view!r}; there are: {views}")
+    chosen = used.view(view)
+    evaluation = _last_evaluation(store) if chosen == used.served_view else None
     return [
-        _cluster(store, federation, state, number, tuple(sites), evaluation)
+        _cluster(store, federation, used, chosen, state, number, tuple(sites), evaluation)
         for number, sites in sorted(members.items())
     ]
 
@@ -78,22 +87,25 @@ def _last_evaluation(store: Store) -> RoundSummary | None:
 def _cluster(
     store: Store,
     federation: Federation,
+    used: Method,
+    view: View,
     state: CloudState,
     number: int,
     sites: tuple[str, ...],
     evaluation: RoundSummary | None,
 ) -> Cluster:
-    table, used = federation.model, method(federation)
+    table = federation.model
     model = architecture(table.architecture, table.input, len(table.classes))
-    coefficients = used.coefficients()
+    networks = used.architectures(model)
+    coefficients, names = view.coefficients(), used.served(number)
     terms = []
-    for role, name in used.served(number).items():
-        reference = state.parts[name]
+    for role, reference in generations.of_view(used, view, state.parts, state.previous, number).items():
+        name, network = names[role], networks[role]
         try:
             data = store.blobs[reference.hash]
             if digest(data) != reference.hash:
                 raise PartError("its bytes do not have its hash")
-            terms.append(Term(name, unpack(data, model.schema()), coefficients[role]))
+            terms.append(Term(name, unpack(data, network.schema()), coefficients[role], network))
         except (KeyError, PartError) as error:
             raise ExportError(f"the part {name} is damaged or missing in the store: {error}") from error
     accuracy = _accuracy(evaluation, sites)
@@ -106,6 +118,8 @@ def _cluster(
         "sites": ",".join(sites),
         "version": __version__,
     }
+    if used.views:
+        metadata["view"] = view.name
     if accuracy is not None and evaluation is not None:
         metadata |= {"holdout_accuracy": f"{accuracy:.6f}", "holdout_round": str(evaluation.round)}
     served = ServedModel(model, tuple(terms), table.mean, table.std, table.classes, metadata)

@@ -72,19 +72,25 @@ def check(federation: Federation) -> Federation:
                 check_name(device, "device")
             if len(set(devices)) != len(devices):
                 raise FederationError(f"[gateways] {gateway}: a device is listed twice")
-        turns = len(method(federation).turns)
-        described = architecture(model.architecture, model.input, len(model.classes))
+        described = method(federation)
+        network = architecture(model.architecture, model.input, len(model.classes))
+        described.architectures(network)
     except (BadName, UnknownMethod, UnknownArchitecture) as error:
         raise FederationError(str(error)) from error
-    if federation.training.backend in ("compiled", "fused") and not isinstance(described, LeNet):
+    if federation.training.backend in ("compiled", "fused") and not isinstance(network, LeNet):
         raise FederationError(
             f"[training] backend: {federation.training.backend!r} trains LeNets only; "
             f"for {model.architecture} say 'reference', or leave it at 'auto'"
         )
     _check_places(federation)
-    if turns > federation.training.epochs:
+    if len(described.turns) > federation.training.epochs:
         raise FederationError(
-            f"[training] epochs: {federation.method.name} trains in {turns} turns, each of an epoch at least"
+            f"[training] epochs: {federation.method.name} trains in {len(described.turns)} turns, each of an "
+            "epoch at least"
+        )
+    if federation.hassle is not None and federation.method.name != "hassle":
+        raise FederationError(
+            f"[hassle] belongs to [method] name = 'hassle', not to {federation.method.name!r}: remove it"
         )
     if len(model.classes) < 2 or len(set(model.classes)) != len(model.classes):
         raise FederationError("[model] classes: at least two different names are needed")

@@ -58,6 +58,29 @@ class MethodTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """n_m: all data of a site, or what its participants trained on."""
 
 
+class HassleTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[hassle] What the method "hassle" has beside [training] (arXiv 2303.02445; see docs/methods.md)."""
+
+    gamma: NonNegative = 0.001
+    """Of the proximity alignment: gamma * ||w - w_other||^2 on each dual model; 0 leaves it out."""
+    residual_weight: NonNegative = 1.0
+    """lambda: the cross-entropy of dual + residual beside the divergence from the complement."""
+    tau_s: Positive = 2.0
+    tau_u: Positive = 1.0
+    """Temperatures of the residuals r_S and r_U."""
+    residual_steps: Natural = 100
+    """Optimiser steps of a residual in a round."""
+    residual_weight_decay: NonNegative = 1e-4
+    residual_width: Annotated[int, Meta(ge=1, le=16)] = 4
+    """Sixteenths of the channels of the dual models."""
+    teacher: Literal["dual", "with-residual"] = "dual"
+    """A residual's complement comes from the other dual model alone, or with its residual."""
+    confidence: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Pseudo-labels below this probability are not trained on; 0: all are."""
+    align_residuals: bool = True
+    """False: residuals learn from labels and pseudo-labels alone."""
+
+
 class TrainingTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[training] Local training on a device (paper, experimental settings)."""
 
@@ -178,6 +201,8 @@ class Federation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wire: WireTable = WireTable()
     robust: RobustTable = RobustTable()
     releases: ReleaseTable = ReleaseTable()
+    hassle: HassleTable | None = None
+    """Only with the method "hassle"; None: its defaults."""
     gateways: dict[str, tuple[str, ...]] = {}
 
     @property

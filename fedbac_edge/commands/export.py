@@ -37,9 +37,18 @@ if TYPE_CHECKING:
     type=FILE,
     help="Labelled images: 8-bit weights where they lose at most 0.5 points on these and are faster here.",
 )
+@click.option(
+    "--view", default="", help="Another of the method's models than the one that is served: SM, UM."
+)
 @click.option("--torchscript", is_flag=True, help="Beside each ONNX file the same as TorchScript (torch).")
 def export(
-    state: Path, out: Path, input_kind: InputKind, part_logits: bool, holdout: Path | None, torchscript: bool
+    state: Path,
+    out: Path,
+    input_kind: InputKind,
+    part_logits: bool,
+    holdout: Path | None,
+    view: str,
+    torchscript: bool,
 ) -> None:
     """Write one ONNX file per cluster that sites belong to: the sum of its parts, in one graph.
 
@@ -52,7 +61,7 @@ def export(
     if holdout is not None and (input_kind != "uint8" or part_logits):
         raise click.UsageError("--int8 goes with neither --input float nor --part-logits")
     with explained():
-        for cluster, path in export_all(state, out, input_kind, part_logits, holdout, click.echo):
+        for cluster, path in export_all(state, out, input_kind, part_logits, holdout, click.echo, view):
             if torchscript:
                 click.echo(save_torchscript(cluster, input_kind, path.with_suffix(".pt")))
             accuracy = "never evaluated" if cluster.accuracy is None else f"{100 * cluster.accuracy:.1f} %"
@@ -69,6 +78,7 @@ def export_all(
     part_logits: bool = False,
     holdout: Path | None = None,
     say: Callable[[str], object] = lambda text: None,
+    view: str = "",
 ) -> list[tuple[Cluster, Path]]:
     """Write OUT/cluster-K.onnx for every active cluster; files of clusters left since are removed.
 
@@ -79,7 +89,7 @@ def export_all(
 
     store = Store(from_store.cloud_store(state), read_only=True)
     try:
-        found = from_store.clusters(store)
+        found = from_store.clusters(store, view)
     finally:
         store.close()
     out.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(0), help="Of every draw, the partition's included.")
 @click.option("--servers", type=click.IntRange(1, 999), help="Another number of gateways than the preset's.")
 @click.option("--clients", type=click.IntRange(1, 9999), help="Another number of devices at each.")
-@click.option("--form", type=click.Choice(["per-server", "per-class", "planted"]), help="How data are cut.")
+@click.option(
+    "--form",
+    type=click.Choice(["per-server", "per-class", "planted", "annotation"]),
+    help="How data are cut.",
+)
 @click.option("--data", type=FILE, metavar="PATH", help="The data set; known ones are looked for.")
 @click.option("--faults", default="", metavar="LIST", help="For example drop=0.1,crash=0.02,delay=0.5.")
 @click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any setting; may repeat.")

@@ -33,8 +33,9 @@ def evaluate(
     """
     if not served:
         raise ValueError("a served model needs at least one part")
-    *shared, last = served
-    return _evaluate(model, shared, {"": last}, x, y, normalisation, device, batch_size, threads, backend)[""]
+    networks = {f"shared part {i}": (model, part) for i, (part, _) in enumerate(served)}
+    terms = [(f"shared part {i}", coefficient) for i, (_, coefficient) in enumerate(served)]
+    return evaluate_sums(networks, {"": terms}, x, y, normalisation, device, batch_size, threads, backend)[""]
 
 
 def evaluate_candidates(
@@ -54,42 +55,47 @@ def evaluate_candidates(
     The shared logits are computed once for all candidates: one gateway's share of the M * K_max forward
     passes that precede an assignment (arXiv 2605.11815) is K_max + 1 networks instead of 2 K_max.
     """
-    weighted = {name: (part, 1.0) for name, part in candidates.items()}
-    return _evaluate(model, shared, weighted, x, y, normalisation, device, batch_size, threads, backend)
+    networks = {f"shared part {i}": (model, part) for i, (part, _) in enumerate(shared)}
+    common = [(f"shared part {i}", coefficient) for i, (_, coefficient) in enumerate(shared)]
+    networks |= {f"part {name!r}": (model, part) for name, part in candidates.items()}
+    sums = {name: [*common, (f"part {name!r}", 1.0)] for name in candidates}
+    return evaluate_sums(networks, sums, x, y, normalisation, device, batch_size, threads, backend)
 
 
-def _evaluate(
-    model: Architecture,
-    shared: Sequence[tuple[Part, float]],
-    candidates: Mapping[str, tuple[Part, float]],
+def evaluate_sums(
+    networks: Mapping[str, tuple[Architecture, Part]],
+    sums: Mapping[str, Sequence[tuple[str, float]]],
     x: Images,
     y: Labels,
     normalisation: Normalisation,
-    device: str,
-    batch_size: int,
-    threads: int,
-    backend: Backend | None,
+    device: str = "cpu",
+    batch_size: int = 512,
+    threads: int = 1,
+    backend: Backend | None = None,
 ) -> dict[str, Evaluation]:
-    check_data(model, x, y)
+    """Evaluate several sums of (network, coefficient) at once, name by name.
+
+    The networks may be of unlike architectures with the same inputs and classes; each one's logits are
+    computed once per batch, for all sums that it is in. A sum adds its terms in their order.
+    """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-    for position, (part, _) in enumerate(shared):
-        check_part(model, f"shared part {position}", part)
-    for name, (part, _) in candidates.items():
-        check_part(model, f"part {name!r}", part)
-    totals = {name: Evaluation(0, 0, 0.0) for name in candidates}
+    for name, (model, part) in networks.items():
+        check_data(model, x, y)
+        check_part(model, name, part)
+    totals = {name: Evaluation(0, 0, 0.0) for name in sums}
     with torch_threads(threads):
-        base = [(logits_of(model, part, device, backend), coefficient) for part, coefficient in shared]
-        tips = {name: (logits_of(model, part, device, backend), c) for name, (part, c) in candidates.items()}
+        logits = {name: logits_of(model, part, device, backend) for name, (model, part) in networks.items()}
         for start in range(0, len(y), batch_size):
             images = normalise(x[start : start + batch_size], normalisation)
             labels = y[start : start + batch_size]
-            common = np.zeros((len(labels), model.classes), dtype=np.float32)
-            for logits, coefficient in base:
-                common += np.float32(coefficient) * logits(images)
-            for name, (logits, coefficient) in tips.items():
-                more = count(common + np.float32(coefficient) * logits(images), labels)
-                totals[name] = add(totals[name], more)
+            # A copy each: a path may use its output again for its next network.
+            found = {name: np.array(compute(images)) for name, compute in logits.items()}
+            for name, terms in sums.items():
+                total = np.zeros_like(next(iter(found.values())))
+                for network, coefficient in terms:
+                    total = total + np.float32(coefficient) * found[network]
+                totals[name] = add(totals[name], count(total, labels))
     return totals
 
 

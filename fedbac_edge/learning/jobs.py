@@ -6,12 +6,14 @@ Torch is imported when the first job begins, so that a process can know this mod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.federation import Federation
+from fedbac_edge.learning.learner import Lesson, NothingToLearn, learner, never, without_labels
 from fedbac_edge.learning.settings import Backend, Cancelled, Evaluation, Normalisation
 from fedbac_edge.methods import method
+from fedbac_edge.methods.method import View
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part, is_finite, pack, unpack
@@ -22,11 +24,6 @@ from fedbac_edge.randomness import generator
 
 class JobError(ValueError):
     """The job cannot be done; the message is a sentence for the device's gateway."""
-
-
-def never() -> bool:
-    """Nobody cancels."""
-    return False
 
 
 def perform(
@@ -40,7 +37,8 @@ def perform(
 ) -> Trained | Evaluated:
     """Do `job` on one device's samples; `blobs` maps the hashes that it names to canonical bytes.
 
-    Scores come from the labelled samples of `holdout`, training from those of `train`. Raises JobError
+    Scores come from the labelled samples of `holdout`; the method's learner takes what it learns from out of
+    `train`. Raises JobError
     (nothing to train on, a model that has diverged), PartError for a blob that is no part of the
     federation's model, ValueError for samples that do not fit it, Cancelled when `cancelled()` was true.
     """
@@ -49,7 +47,7 @@ def perform(
     bench = _Bench(blobs, federation, holdout.labelled(), device, cancelled)
     try:
         if isinstance(job, EvaluateJob):
-            return Evaluated(job=job.id, scores=bench.score_each(job.candidates))
+            return Evaluated(job=job.id, scores=bench.score_each(job))
         return _train(job, bench, train, cancelled)
     except NoKernel as error:
         raise JobError(f"the federation asks for the compiled training path, and {error}") from error
@@ -68,41 +66,52 @@ def training_seed(seed: tuple[int | str, ...]) -> list[int]:
 
 
 def _train(job: TrainJob, bench: _Bench, train: Samples, cancelled: Callable[[], bool]) -> Trained:
-    from fedbac_edge.learning.local import train_jointly
-
-    labelled = train.labelled()
-    if not len(labelled):
-        raise JobError("this device has no labelled samples to train on")
+    unlabelled = len(without_labels(train)) if bench.method.takes_unlabelled else 0
+    needed = set(bench.method.needed(job.round, len(train), unlabelled))
+    if not needed <= set(job.parts):
+        raise JobError(f"the method has the roles {sorted(needed)}, asked: {sorted(job.parts)}")
     # The paired change: both models on the same hold-out, before anything is trained.
-    score = bench.score(job.parts)
+    judged = {term.role for term in bench.method.judged_view.terms}
+    score = bench.score({role: job.parts[role] for role in job.parts if role in judged})
     previous = bench.score(job.previous) if job.previous else None
-    update = train_jointly(
-        bench.model,
-        bench.parts(job.parts),
-        labelled.x,
-        labelled.y,
-        job.training,
-        bench.normalisation,
-        training_seed(job.seed),
+    lesson = Lesson(
+        models=bench.models,
+        parts=bench.parts(job.parts),
+        train=train,
+        federation=bench.federation,
+        training=job.training,
+        round=job.round,
+        normalisation=bench.normalisation,
+        seed=training_seed(job.seed),
         device=bench.device,
-        cancelled=cancelled,
+        threads=job.training.threads,
         backend=bench.backend,
+        cancelled=cancelled,
     )
-    if not math.isfinite(update.loss) or not all(map(is_finite, update.parts.values())):
+    try:
+        learned = learner(bench.method.learner)(lesson)
+    except NothingToLearn as error:
+        raise JobError(str(error)) from error
+    if not math.isfinite(learned.loss) or not all(map(is_finite, learned.parts.values())):
         raise JobError("training diverged: weights or loss are no finite numbers; lower the learning rate")
+    weights = {
+        role.weight: learned.weights[role.name] for role in bench.method.roles if role.name in learned.parts
+    }
+    learned_without = weights.get("unlabelled", 0)
     return Trained(
         job=job.id,
-        parts={role: pack(part) for role, part in update.parts.items()},
-        samples=update.samples,
+        parts={role: pack(part) for role, part in learned.parts.items()},
+        samples=weights.get("samples", weights.get("labelled", 0) + learned_without),
         data=len(train),
-        loss=update.loss,
+        loss=learned.loss,
         holdout=score,
         previous=previous,
+        unlabelled=learned_without,
     )
 
 
 class _Bench:
-    """Served models, unpacked once per hash, against one labelled hold-out."""
+    """Models to score, unpacked once per hash, against one labelled hold-out."""
 
     def __init__(
         self,
@@ -113,64 +122,53 @@ class _Bench:
         cancelled: Callable[[], bool],
     ) -> None:
         described = federation.model
-        self.model: Architecture = architecture(
-            described.architecture, described.input, len(described.classes)
-        )
+        model = architecture(described.architecture, described.input, len(described.classes))
+        self.federation, self.method = federation, method(federation)
+        self.models: dict[str, Architecture] = self.method.architectures(model)
         self.normalisation = Normalisation(mean=described.mean, std=described.std)
         self.device = device
-        self._coefficients = method(federation).coefficients()
         self._threads = federation.training.threads
         path = federation.training.backend
         self.backend: Backend | None = None if path == "auto" else path
         self._blobs, self._holdout, self._cancelled = blobs, holdout, cancelled
-        self._unpacked: dict[str, Part] = {}
+        self._unpacked: dict[tuple[str, str], Part] = {}
 
     def parts(self, hashes: Mapping[str, str]) -> dict[str, Part]:
         """Role -> part, in the method's order of roles. Raises JobError for roles of another method."""
-        if set(hashes) != set(self._coefficients):
-            raise JobError(f"the method has the roles {sorted(self._coefficients)}, asked: {sorted(hashes)}")
-        return {role: self._part(hashes[role]) for role in self._coefficients}
+        self._check_roles(hashes, some_of=set(self.models))
+        return {role: self._part(role, hashes[role]) for role in self.models if role in hashes}
 
     def score(self, hashes: Mapping[str, str]) -> Score:
-        """The served model of role -> hash."""
-        from fedbac_edge.learning.evaluation import evaluate
+        """The judged view of role -> hash."""
+        return self._score({0: hashes}, {0: self.method.judged_view})[0]
 
-        parts = self.parts(hashes)
-        if not len(self._holdout):
-            return NO_SCORE
-        self._stop_if_cancelled()
-        served = [(parts[role], factor) for role, factor in self._coefficients.items()]
-        return _score(
-            evaluate(
-                self.model,
-                served,
-                self._holdout.x,
-                self._holdout.y,
-                self.normalisation,
-                self.device,
-                threads=self._threads,
-                backend=self.backend,
-            )
-        )
-
-    def score_each(self, candidates: Mapping[int, Mapping[str, str]]) -> dict[int, Score]:
+    def score_each(self, job: EvaluateJob) -> dict[int, Score]:
         """Every candidate; what they share (Fed-BAC: the global part) is computed once for all."""
-        from fedbac_edge.learning.evaluation import evaluate_candidates
+        try:
+            views = {number: self.method.view(job.views.get(number, "")) for number in job.candidates}
+        except KeyError as error:
+            raise JobError(f"the method has no view {error}") from error
+        return self._score(job.candidates, views)
 
-        different = [
-            role for role in self._coefficients if len({c.get(role) for c in candidates.values()}) > 1
-        ]
-        parts = {number: self.parts(hashes) for number, hashes in candidates.items()}
+    def _score(
+        self, candidates: Mapping[int, Mapping[str, str]], views: Mapping[int, View]
+    ) -> dict[int, Score]:
+        from fedbac_edge.learning.evaluation import evaluate_sums
+
+        networks: dict[str, tuple[Architecture, Part]] = {}
+        sums: dict[str, list[tuple[str, float]]] = {}
+        for number, hashes in candidates.items():
+            terms = views[number].coefficients()
+            self._check_roles(hashes, all_of=set(terms))
+            for role in terms:
+                networks[f"{role} {hashes[role]}"] = (self.models[role], self._part(role, hashes[role]))
+            sums[str(number)] = [(f"{role} {hashes[role]}", factor) for role, factor in terms.items()]
         if not len(self._holdout):
             return dict.fromkeys(candidates, NO_SCORE)
-        if len(different) != 1 or self._coefficients[different[0]] != 1.0:
-            return {number: self.score(hashes) for number, hashes in candidates.items()}
         self._stop_if_cancelled()
-        role, first = different[0], next(iter(parts.values()))
-        evaluations = evaluate_candidates(
-            self.model,
-            [(first[other], factor) for other, factor in self._coefficients.items() if other != role],
-            {hashes[role]: self._part(hashes[role]) for hashes in candidates.values()},
+        found = evaluate_sums(
+            networks,
+            sums,
             self._holdout.x,
             self._holdout.y,
             self.normalisation,
@@ -178,14 +176,20 @@ class _Bench:
             threads=self._threads,
             backend=self.backend,
         )
-        return {number: _score(evaluations[hashes[role]]) for number, hashes in candidates.items()}
+        return {number: _score(found[str(number)]) for number in candidates}
 
-    def _part(self, hash: str) -> Part:
-        if hash not in self._unpacked:
+    def _check_roles(
+        self, hashes: Mapping[str, str], all_of: Set[str] = frozenset(), some_of: Set[str] = frozenset()
+    ) -> None:
+        if (all_of and set(hashes) != all_of) or (some_of and not set(hashes) <= some_of) or not hashes:
+            raise JobError(f"the method has the roles {sorted(all_of or some_of)}, asked: {sorted(hashes)}")
+
+    def _part(self, role: str, hash: str) -> Part:
+        if (role, hash) not in self._unpacked:
             if hash not in self._blobs:
                 raise JobError(f"the part {hash[:12]} is not here")
-            self._unpacked[hash] = unpack(self._blobs[hash], self.model.schema())
-        return self._unpacked[hash]
+            self._unpacked[role, hash] = unpack(self._blobs[hash], self.models[role].schema())
+        return self._unpacked[role, hash]
 
     def _stop_if_cancelled(self) -> None:
         if self._cancelled():

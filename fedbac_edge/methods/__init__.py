@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedbac_edge.federation import Federation
-from fedbac_edge.methods import fedbac, fedcam, hierfavg, ifca, local
+from fedbac_edge.methods import fedbac, fedcam, hassle, hierfavg, ifca, local
 from fedbac_edge.methods.method import Method
 
 METHODS: dict[str, Callable[[Federation], Method]] = {
     "fedbac": fedbac.fedbac,
     "fed-cam": fedcam.fedcam,
+    "hassle": hassle.hassle,
     "hierfavg": hierfavg.hierfavg,
     "ifca": ifca.ifca,
     "local": local.local,

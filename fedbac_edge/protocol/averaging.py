@@ -6,6 +6,7 @@ reads them, so memory holds no more of them than the rule needs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -13,42 +14,60 @@ from fedbac_edge import aggregation
 from fedbac_edge.aggregation import Contribution
 from fedbac_edge.encodings import decode
 from fedbac_edge.federation import Federation
-from fedbac_edge.methods.method import Method
-from fedbac_edge.parts import Part, pack, unpack
+from fedbac_edge.methods import method
+from fedbac_edge.methods.method import Method, weight_of
+from fedbac_edge.parts import Part, Schema, pack, unpack
+from fedbac_edge.protocol import gate
 from fedbac_edge.protocol.cloud_state import SiteReport
-from fedbac_edge.protocol.gate import schema
 from fedbac_edge.protocol.gateway_state import Answer
 from fedbac_edge.protocol.messages import PartRef, Parts
 from fedbac_edge.robust import combine, unsupported
 
 
+def unprotected(answers: Mapping[str, Answer], federation: Federation) -> dict[str, str]:
+    """Role -> why it stays as it is although devices trained it: they are too few for the gateway's rule."""
+    rule = federation.robust.edge_rule()
+    counts = Counter(role for answer in answers.values() for role in answer.parts)
+    reasons = {role: unsupported(rule, count) for role, count in sorted(counts.items())}
+    return {role: reason for role, reason in reasons.items() if reason}
+
+
 def edge_averages(
     answers: Mapping[str, Answer], base: Parts, blobs: Mapping[str, bytes], federation: Federation
 ) -> dict[str, bytes]:
-    """Role -> canonical bytes of the new part over the devices that answered; weights are their samples.
+    """Role -> canonical bytes of the new part over the devices that trained it, weighted by the role's kind
+    of samples. A role that nobody trained, or too few did, is not there.
 
-    `base` are the parts that they trained. Raises AggregationError for a rule that they are too few for.
+    `base` are the parts that they trained.
     """
-    rule, described = federation.robust.edge_rule(), schema(federation)
+    rule, schemas, kept = (
+        federation.robust.edge_rule(),
+        gate.schemas(federation),
+        unprotected(answers, federation),
+    )
     fresh: dict[str, bytes] = {}
-    for role in sorted(base):
-        start = unpack(blobs[base[role].hash], described)
+    for role in sorted(method(federation).roles, key=lambda role: role.name):
+        trained = {device: answer for device, answer in sorted(answers.items()) if role.name in answer.parts}
+        if not trained or role.name in kept:
+            continue
+        schema = schemas[role.name]
+        start = unpack(blobs[base[role.name].hash], schema)
         updates = [
             Contribution(
-                float(answers[device].samples),
-                partial(_read, blobs, answers[device].parts[role], start, federation),
+                float(weight_of(role, answer.samples, answer.unlabelled)),
+                partial(_read, blobs, answer.parts[role.name], start, schema, federation),
             )
-            for device in sorted(answers)
+            for answer in trained.values()
         ]
         part = combine(rule, updates, start)
         if part is not None:
-            fresh[role] = pack(part)
+            fresh[role.name] = pack(part)
     return fresh
 
 
 def two_phases(
     reports: Mapping[str, SiteReport],
-    method: Method,
+    described: Method,
     assignment: Mapping[str, int],
     parts: Mapping[str, PartRef],
     blobs: Mapping[str, bytes],
@@ -59,32 +78,37 @@ def two_phases(
     `parts` is the generation that the round started from. Second: part name -> why it stays although it was
     reported, when there are too few reports of it for the cloud's rule.
     """
-    rule, described = federation.robust.cloud_rule(), schema(federation)
-    unprotected: dict[str, str] = {}
+    rule, schemas, roles = federation.robust.cloud_rule(), gate.schemas(federation), described.parts()
+    kept: dict[str, str] = {}
 
     def base(name: str) -> Part:
-        return unpack(blobs[parts[name].hash], described)
+        return unpack(blobs[parts[name].hash], schemas[roles[name].name])
 
     def as_report(site: str, report: SiteReport) -> aggregation.Report:
-        served = method.served(assignment[site])
+        served = described.served(assignment[site])
 
         def load(role: str) -> Part:
-            return _read(blobs, report.parts[role], base(served[role]), federation)
+            return _read(blobs, report.parts[role], base(served[role]), schemas[role], federation)
 
-        return aggregation.Report(dict.fromkeys(report.parts, float(report.weight)), load)
+        weights = {
+            role.name: float(weight_of(role, report.weight, report.unlabelled))
+            for role in described.roles
+            if role.name in report.parts
+        }
+        return aggregation.Report(weights, load)
 
     def new(name: str, updates: Sequence[Contribution]) -> Part | None:
         if reason := unsupported(rule, len(updates)):
-            unprotected[name] = reason
+            kept[name] = reason
             return None
         return combine(rule, updates, base(name))
 
     weighed = {site: as_report(site, report) for site, report in sorted(reports.items()) if report.weight}
-    scopes = {role.name: role.scope for role in method.roles}
-    means = aggregation.phases(weighed, scopes, assignment, method.clusters, new)
+    scopes = {role.name: role.scope for role in described.roles}
+    means = aggregation.phases(weighed, scopes, assignment, described.clusters, new)
     fresh = {name: pack(mean) for name, mean in means if mean is not None}
-    return fresh, unprotected
+    return fresh, kept
 
 
-def _read(blobs: Mapping[str, bytes], hash: str, base: Part, federation: Federation) -> Part:
-    return decode(federation.wire.encoding, blobs[hash], base, schema(federation))
+def _read(blobs: Mapping[str, bytes], hash: str, base: Part, schema: Schema, federation: Federation) -> Part:
+    return decode(federation.wire.encoding, blobs[hash], base, schema)

@@ -94,8 +94,9 @@ class Cloud:
         return {}
 
     def kept(self) -> Set[str]:
-        """Two generations of parts, the reports of the open round, and the releases."""
-        refs = [*self.state.parts.values(), *self.state.previous.values()]
+        """The generations of parts, the reports of the open round, and the releases."""
+        state = self.state
+        refs = [*state.parts.values(), *state.previous.values(), *state.earlier.values()]
         reported = {hash for report in self.state.reports.values() for hash in report.parts.values()}
         return {ref.hash for ref in refs} | reported | releasing.kept(self.state)
 
@@ -273,12 +274,12 @@ class Cloud:
         if _counted(update) == state.counted.get(f"train {gateway}"):
             return [self._receipt(gateway, "train", update.round, True)]  # once, and said again
         try:
-            base = generations.served(self.method, state.parts, state.assignment.get(gateway, 0))
-            norm = gate.admit_site_update(self.federation, state, gateway, update, base, self.blobs)
+            base = generations.whole(self.method, state.parts, state.assignment.get(gateway, 0))
+            steps = gate.admit_site_update(self.federation, state, gateway, update, base, self.blobs)
         except gate.Refused as refusal:
             return self._refuse(gateway, "train", update.round, str(refusal), now)
         if not update.void:
-            state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
+            state.norms = gate.remembered(state.norms, steps)
             state.last_update = {**state.last_update, gateway: update.round}
         state.counted = {**state.counted, f"train {gateway}": _counted(update)}
         whole = self.federation.method.cloud_weight == "data"
@@ -289,6 +290,7 @@ class Cloud:
             took=max(0.0, now - state.began - update.waited),
             up=update.traffic.up + size,
             down=update.traffic.down,
+            unlabelled=update.unlabelled_data if whole else update.unlabelled,
         )
         keeps = [] if update.void else [Keep(digest(data), data) for _, data in sorted(update.parts.items())]
         detail = {
@@ -345,7 +347,7 @@ class Cloud:
         took = max((r.took for r in state.reports.values() if r.weight), default=now - state.began)
         state.seconds, state.void = [*state.seconds, took][-deadlines.HISTORY :], not fresh
         summary = summaries.of_training(state, now)
-        published = generations.advance(state, fresh)
+        published = generations.advance(state, self.method, fresh)
         closed = [
             *published,
             *(Log("kept", name, state.round, {"why": why}) for name, why in sorted(unprotected.items())),

@@ -32,6 +32,8 @@ class SiteReport(msgspec.Struct, kw_only=True):
     """Seconds until it came, less those that the gateway waited in vain; makes the next deadline."""
     up: int
     down: int
+    unlabelled: int = 0
+    """Of `weight`, the samples without labels."""
 
 
 class ReleasedModel(msgspec.Struct, kw_only=True):
@@ -71,6 +73,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     parts: dict[str, PartRef] = {}
     previous: dict[str, PartRef] = {}
     """The generation before, by part name."""
+    earlier: dict[str, PartRef] = {}
+    """The one before that: whoever measures the previous views of a method that looks back needs it."""
     clustering: linucb.Clustering | None = None
     placed: bool = False
     """Losses have decided where sites are, at least once."""
@@ -90,7 +94,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     last_update: dict[str, int] = {}
     """Gateway -> round of its last update that counted, which its next task tells it."""
     refused: dict[str, str] = {}
-    norms: list[float] = []
+    norms: dict[str, list[float]] = {}
+    """Lengths of accepted steps, by group of roles that always travel together (`gate`)."""
     seconds: list[float] = []
     """What the latest rounds took; those of devices that never answered do not count."""
     void: bool = False

@@ -16,6 +16,7 @@ import msgspec
 
 from fedbac_edge import __version__
 from fedbac_edge.federation import Federation
+from fedbac_edge.methods import method
 from fedbac_edge.parts import PartError
 from fedbac_edge.protocol import feedback, gate
 from fedbac_edge.protocol.engine import (
@@ -105,6 +106,7 @@ class Device:
     ) -> None:
         self.gateway, self.name, self.federation = gateway, name, federation
         self.profile, self.blobs, self.state = profile, blobs, state
+        self.method = method(federation)
 
     # --- what the runner asks ---
 
@@ -116,13 +118,13 @@ class Device:
         """Parts of the task that are not here yet."""
         if self.state.phase != "fetching" or self.state.task is None:
             return {}
-        return {ref.hash: ref for ref in _needs(self.state.task) if ref.hash not in self.blobs}
+        return {ref.hash: ref for ref in self._needs(self.state.task) if ref.hash not in self.blobs}
 
     def kept(self) -> Set[str]:
         """The task's parts, what was served before, and what an encoding could not express."""
         hashes = {ref.hash for ref in self.state.served.values()} | feedback.kept(self.state.feedback)
         if self.state.task is not None:
-            hashes |= {ref.hash for ref in _needs(self.state.task)}
+            hashes |= {ref.hash for ref in self._needs(self.state.task)}
             if isinstance(self.state.task, TrainTask):
                 hashes |= {ref.hash for ref in self.state.task.previous.values()}
         return hashes
@@ -182,8 +184,10 @@ class Device:
                 return [Log("stale task", kind, task.round)]
             if task == state.task:  # known: it goes on, its answer is under way, or it was declined
                 return [self._reply(state.phase != "declined", state.why)]
-        refusal = "no data" if kind == "train" and not self.profile.samples else ""
-        if kind == "evaluate" and not self.profile.holdout:
+        refusal = ""
+        if isinstance(task, TrainTask) and not self.method.trained(task.round, *self._counts()):
+            refusal = "no data"
+        elif kind == "evaluate" and not self.profile.holdout:
             refusal = "no hold-out"
         abandoned: list[Action] = [StopWork(), Settle(ANSWER)]
         if isinstance(state.task, TrainTask):
@@ -212,14 +216,16 @@ class Device:
         assert task is not None
         job: Job
         if isinstance(task, TrainTask):
-            previous = {role: ref.hash for role, ref in task.previous.items()}
+            judged = {term.role for term in self.method.judged_view.terms}
+            previous = {role: ref.hash for role, ref in task.previous.items() if role in judged}
             here = previous if all(hash in self.blobs for hash in previous.values()) else {}
             job = TrainJob(
                 id=self._job_id(),
-                parts={role: ref.hash for role, ref in task.parts.items()},
+                parts={role: task.parts[role].hash for role in self._roles(task)},
                 previous=here,
                 training=task.training,
                 seed=(self.federation.seed, "device", self.name, task.round, "train"),
+                round=task.round,
             )
         else:
             job = EvaluateJob(
@@ -233,10 +239,10 @@ class Device:
     def _answer_update(self, event: Trained, now: float) -> list[Action]:
         task = self.state.task
         assert isinstance(task, TrainTask)
-        encoding, schema = self.federation.wire.encoding, gate.schema(self.federation)
+        encoding, schemas = self.federation.wire.encoding, gate.schemas(self.federation)
         try:
             parts, keeps = feedback.encode_update(
-                self.state.feedback, encoding, task.round, task.parts, event.parts, self.blobs, schema
+                self.state.feedback, encoding, task.round, task.parts, event.parts, self.blobs, schemas
             )
         except PartError as error:
             return self._give_up(str(error))
@@ -244,10 +250,11 @@ class Device:
             instance=self.state.instance,
             device=self.name,
             round=task.round,
-            base={role: ref.hash for role, ref in task.parts.items()},
+            base={role: task.parts[role].hash for role in event.parts},
             parts=parts,
             encoding=encoding,
             samples=event.samples,
+            unlabelled=event.unlabelled,
             data=event.data,
             loss=event.loss,
             holdout=event.holdout,
@@ -314,6 +321,23 @@ class Device:
             self._reply(False, reason),
         ]
 
+    # --- what this device's data need ---
+
+    def _counts(self) -> tuple[int, int]:
+        """Samples to train on, and those of them without labels."""
+        return self.profile.samples, self.profile.samples - self.profile.labelled
+
+    def _roles(self, task: TrainTask) -> tuple[str, ...]:
+        """The roles of a task that are fetched here: no others travel to this device."""
+        needed = self.method.needed(task.round, *self._counts())
+        return tuple(role for role in needed if role in task.parts)
+
+    def _needs(self, task: TrainTask | EvaluateTask) -> list[PartRef]:
+        """The parts without which the task cannot be done."""
+        if isinstance(task, TrainTask):
+            return [task.parts[role] for role in self._roles(task)]
+        return [ref for parts in task.candidates.values() for ref in parts.values()]
+
     # --- small things ---
 
     def _reply(self, accepted: bool, reason: str = "") -> Send:
@@ -331,13 +355,6 @@ class Device:
 
     def _channel(self, leaf: Leaf) -> Channel:
         return Channel(leaf, self.gateway, self.name)
-
-
-def _needs(task: TrainTask | EvaluateTask) -> list[PartRef]:
-    """The parts without which the task cannot be done."""
-    if isinstance(task, TrainTask):
-        return list(task.parts.values())
-    return [ref for parts in task.candidates.values() for ref in parts.values()]
 
 
 def _order(task: TrainTask | EvaluateTask) -> tuple[int, int]:

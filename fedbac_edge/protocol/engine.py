@@ -77,7 +77,10 @@ class TimerFired:
 
 @dataclass(frozen=True)
 class Trained:
-    """The training job `job` ended: role -> canonical bytes of the trained part."""
+    """The training job `job` ended: role -> canonical bytes of the trained part.
+
+    Of the `samples` trained on, `unlabelled` have no label.
+    """
 
     job: str
     parts: Mapping[str, bytes]
@@ -86,6 +89,7 @@ class Trained:
     loss: float
     holdout: Score
     previous: Score | None
+    unlabelled: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,21 +159,26 @@ Event = (
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Score `parts` and `previous` on the hold-out, then train `parts` (role -> hash of a kept blob)."""
+    """Score `parts` and `previous` on the hold-out, then train (role -> hash of a kept blob).
+
+    `parts` are the roles that training and scoring read; the device's data say which of them are trained.
+    """
 
     id: str
     parts: Mapping[str, str]
     previous: Mapping[str, str]
     training: LocalTraining
     seed: tuple[int | str, ...]
+    round: int = 0
 
 
 @dataclass(frozen=True)
 class EvaluateJob:
-    """Score every candidate: number -> role -> hash of a kept blob."""
+    """Score every candidate (number -> role -> hash of a kept blob) as the served view, or as in `views`."""
 
     id: str
     candidates: Mapping[int, Mapping[str, str]]
+    views: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def begin(state: Feedback, parts: Parts, counted: int) -> None:
 def settle(state: Feedback, round: int, accepted: bool) -> None:
     """The update of `round` counted, or never will."""
     if state.pending and round == state.round:
-        state.owed, state.pending = state.pending if accepted else state.owed, {}
+        # A role that this update did not have, for want of its kind of samples, is still owed to.
+        state.owed, state.pending = {**state.owed, **state.pending} if accepted else state.owed, {}
 
 
 def encode_update(
@@ -57,7 +58,7 @@ def encode_update(
     base: Parts,
     trained: Mapping[str, bytes],
     blobs: Mapping[str, bytes],
-    schema: Schema,
+    schemas: Mapping[str, Schema],
 ) -> tuple[dict[str, bytes], list[Keep]]:
     """Role -> the bytes that travel for `trained` (role -> canonical bytes), and the residuals to keep.
 
@@ -69,7 +70,7 @@ def encode_update(
     pending: dict[str, Residual] = {}
     keeps: list[Keep] = []
     for role, data in sorted(trained.items()):
-        ref, owed = base[role], state.owed.get(role)
+        ref, owed, schema = base[role], state.owed.get(role), schemas[role]
         residual = unpack(blobs[owed.hash], schema) if owed is not None and owed.part == ref.name else None
         encoded[role], left = encode(
             encoding, unpack(data, schema), unpack(blobs[ref.hash], schema), residual

@@ -1,18 +1,20 @@
 """The gate: what an update must be before it counts, at gateways and at the cloud alike.
 
-Refused by name: another round, somebody not asked, another base, wrong roles or shapes, numbers that are not
-finite, another encoding, no samples, and a step far longer than what the others take. An encoded update is
-decoded on top of the base that is here; every check is of the numbers that come out.
+Refused by name: another round, somebody not asked, another base, other roles than its samples train, wrong
+shapes, numbers that are not finite, another encoding, no samples, and a step far longer than what the others
+take. An encoded update is decoded on top of the base that is here; checked are the numbers that come out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 from statistics import median
 
 from fedbac_edge.encodings import decode
 from fedbac_edge.federation import Federation
+from fedbac_edge.methods import method
+from fedbac_edge.methods.method import weight_of
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import PartError, Schema, distance, unpack
 from fedbac_edge.protocol.cloud_state import CloudState
@@ -27,6 +29,9 @@ from fedbac_edge.protocol.messages import (
     Parts,
     Score,
 )
+
+Norms = dict[str, list[float]]
+"""Group of roles that always travel together -> the lengths of the steps accepted last."""
 
 NORM_FACTOR = 10.0
 NORM_HISTORY = 200
@@ -46,8 +51,8 @@ class Refused(ValueError):
 
 def admit_device_update(
     state: GatewayState, device: str, update: DeviceUpdate, blobs: Mapping[str, bytes]
-) -> float:
-    """A device's update at its gateway; returns the step's norm. Raises Refused."""
+) -> dict[str, float]:
+    """A device's update at its gateway; returns the step's norm by group of roles. Raises Refused."""
     task, federation = state.task, state.federation
     if not isinstance(task, GatewayTask) or task.round != update.round or state.phase != "training":
         raise Refused(f"round {update.round} is not open here")
@@ -63,8 +68,12 @@ def admit_device_update(
         raise Refused(f"training came to a loss of {update.loss}")
     check_score(update.holdout)
     check_score(update.previous)
-    check_base(update.base, task.parts)
-    base = {role: blobs[ref.hash] for role, ref in task.parts.items()}
+    check_kinds(update.samples, update.unlabelled)
+    trained = method(federation).trained(task.round, update.samples, update.unlabelled)
+    starts = {role: task.parts[role] for role in trained if role in task.parts}
+    named = {*update.base, *update.parts}
+    check_base(update.base, {role: ref for role, ref in starts.items() if role in named})
+    base = {role: blobs[ref.hash] for role, ref in starts.items()}
     return check_parts(update.parts, update.encoding, base, federation, state.norms)
 
 
@@ -89,17 +98,29 @@ def admit_site_update(
     update: GatewayUpdate,
     base: Parts,
     blobs: Mapping[str, bytes],
-) -> float:
-    """A gateway's round at the cloud; returns the step's norm, 0 for a void round. Raises Refused."""
+) -> dict[str, float]:
+    """A gateway's round at the cloud; returns the step's norm by group of roles. Raises Refused.
+
+    A role that learns from one kind of samples may be missing where nobody held enough of that kind.
+    """
     if state.phase != "training" or update.round != state.round or gateway not in state.asked:
         raise Refused(f"round {update.round} is not open for this gateway")
     check_instance(update.instance, state.instance)
     check_score(update.holdout)
     if update.void:
-        return 0.0
+        return {}
     if not 0 < update.samples <= update.data:
         raise Refused(f"{update.samples} samples of {update.data}")
-    held = {role: blobs[ref.hash] for role, ref in base.items()}
+    check_kinds(update.samples, update.unlabelled)
+    check_kinds(update.data, update.unlabelled_data)
+    described = method(federation)
+    trained = described.trained(update.round, update.samples, update.unlabelled)
+    roles = {role.name: role for role in described.roles}
+    for role in trained:
+        if not weight_of(roles[role], update.data, update.unlabelled_data):
+            raise Refused(f"{role} was trained on {roles[role].weight} samples, of which the site has none")
+    optional = {role for role in trained if roles[role].weight != "samples" and role not in update.parts}
+    held = {role: blobs[base[role].hash] for role in trained if role not in optional}
     return check_parts(update.parts, update.encoding, held, federation, state.norms)
 
 
@@ -114,16 +135,25 @@ def admit_site_scores(state: CloudState, gateway: str, scores: GatewayScores, cl
         check_score(score)
 
 
-def schema(federation: Federation) -> Schema:
-    """What a part of this federation's model looks like."""
+def schemas(federation: Federation) -> dict[str, Schema]:
+    """Role -> what a part that plays it looks like."""
     model = federation.model
-    return architecture(model.architecture, model.input, len(model.classes)).schema()
+    networks = method(federation).architectures(
+        architecture(model.architecture, model.input, len(model.classes))
+    )
+    return {role: network.schema() for role, network in networks.items()}
 
 
 def check_instance(found: str, expected: str) -> None:
     """An answer kept since an earlier federation of this name must not count in this one."""
     if found != expected:
         raise Refused("it belongs to another federation that had this name")
+
+
+def check_kinds(samples: int, unlabelled: int) -> None:
+    """Samples without labels are some of the samples."""
+    if unlabelled > samples:
+        raise Refused(f"{unlabelled} samples without labels, of {samples}")
 
 
 def check_base(base: Mapping[str, str], task: Parts) -> None:
@@ -138,12 +168,12 @@ def check_parts(
     encoding: str,
     base: Mapping[str, bytes],
     federation: Federation,
-    norms: Sequence[float],
-) -> float:
-    """Encoding, roles, schema, finiteness and length of the step; returns its norm over all roles.
+    norms: Mapping[str, list[float]],
+) -> dict[str, float]:
+    """Encoding, roles, schema, finiteness and length of the step; returns its norm by group of roles.
 
     `parts` is role -> bytes in `encoding`, `base` role -> canonical bytes; `norms` are those of the updates
-    accepted before.
+    accepted before. Roles that always travel together are one step.
     """
     if encoding != federation.wire.encoding:
         raise Refused(
@@ -153,20 +183,38 @@ def check_parts(
         raise Refused(
             f"expected the roles {', '.join(sorted(base))}, found {', '.join(sorted(parts)) or 'none'}"
         )
-    squares, described = 0.0, schema(federation)
+    described, groups = schemas(federation), method(federation).together()
+    squares: dict[str, float] = {}
     for role in sorted(parts):
-        start = unpack(base[role], described)
+        start = unpack(base[role], described[role])
         try:
-            part = decode(federation.wire.encoding, parts[role], start, described)
+            part = decode(federation.wire.encoding, parts[role], start, described[role])
         except PartError as error:
             raise Refused(f"{role}: {error}") from error
-        squares += distance(part, start) ** 2
-    norm = float(squares**0.5)
-    if federation.deadlines.norm_gate and len(norms) >= NORM_MINIMUM and norm > NORM_FACTOR * median(norms):
-        raise Refused(
-            f"a step of length {norm:.3g}, over {NORM_FACTOR:g} times the median of {median(norms):.3g}"
-        )
-    return norm
+        squares[groups[role]] = squares.get(groups[role], 0.0) + distance(part, start) ** 2
+    steps = {group: float(square**0.5) for group, square in squares.items()}
+    for group, step in steps.items():
+        known = norms.get(group, [])
+        if (
+            federation.deadlines.norm_gate
+            and len(known) >= NORM_MINIMUM
+            and step > NORM_FACTOR * median(known)
+        ):
+            raise Refused(
+                f"a step of length {step:.3g}, over {NORM_FACTOR:g} times the median of {median(known):.3g}"
+            )
+    return steps
+
+
+def remembered(norms: Mapping[str, list[float]], steps: Mapping[str, float]) -> Norms:
+    """The norms with those of one more accepted update."""
+    fresh = {group: [*norms.get(group, []), step][-NORM_HISTORY:] for group, step in steps.items()}
+    return {**norms, **fresh}
+
+
+def length(steps: Mapping[str, float]) -> float:
+    """Of the whole step, over all groups."""
+    return float(sum(step**2 for step in steps.values()) ** 0.5)
 
 
 def check_score(score: Score | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from fedbac_edge import __version__
 from fedbac_edge.config import FederationError, check
 from fedbac_edge.federation import Federation
+from fedbac_edge.methods import method
 from fedbac_edge.parts import PartError, digest
 from fedbac_edge.protocol import averaging, feedback, gate, gateway_reports, gateway_tasks, roster, selection
 from fedbac_edge.protocol.deadlines import share
@@ -58,7 +59,6 @@ from fedbac_edge.protocol.messages import (
     TaskReply,
     TrainTask,
 )
-from fedbac_edge.robust import unsupported
 
 REPORT = "report"
 
@@ -268,10 +268,10 @@ class Gateway:
             return [self._device_receipt(device, "train", update.round, True)]  # once, and said again
         state.sent += size
         try:
-            norm = gate.admit_device_update(state, device, update, self.blobs)
+            steps = gate.admit_device_update(state, device, update, self.blobs)
         except gate.Refused as refusal:
             return self._refuse(device, "train", update.round, str(refusal), now)
-        state.norms = [*state.norms, norm][-gate.NORM_HISTORY :]
+        state.norms = gate.remembered(state.norms, steps)
         keeps = [Keep(digest(data), data) for _, data in sorted(update.parts.items())]
         state.answers[device] = Answer(
             parts={role: digest(data) for role, data in sorted(update.parts.items())},
@@ -280,6 +280,7 @@ class Gateway:
             previous=update.previous,
             received=update.received,
             sent=size,
+            unlabelled=update.unlabelled,
         )
         state.counted, state.answered = (
             {**state.counted, f"train {device}": gateway_tasks.counted(update)},
@@ -291,7 +292,7 @@ class Gateway:
         detail = {
             "samples": update.samples,
             "loss": update.loss,
-            "norm": norm,
+            "norm": gate.length(steps),
             "bytes": size,
             "seconds": update.seconds,
         }
@@ -349,22 +350,24 @@ class Gateway:
         return averaging.edge_averages(state.answers, task.parts, self.blobs, self._federation())
 
     def _void(self) -> str:
-        """Why the answers of this round make no average; "" when they do."""
+        """Why the answers of this round make no average of any role; "" when they do."""
         state, federation = self.state, self._federation()
         needed = max(1, federation.deadlines.min_updates)
         if len(state.answers) < needed:
             return f"{len(state.answers)} updates of {len(state.asked)} asked, {needed} needed"
-        return unsupported(federation.robust.edge_rule(), len(state.answers))
+        kept = averaging.unprotected(state.answers, federation)
+        trained = {role for answer in state.answers.values() for role in answer.parts}
+        return min(kept.values()) if len(kept) == len(trained) else ""
 
     def _report_update(self, now: float, own: Score | None) -> list[Action]:
         state, task, federation = self.state, self.state.task, self._federation()
         assert isinstance(task, GatewayTask)
         void, parts, keeps = self._void(), dict[str, bytes](), list[Keep]()
-        encoding, schema = federation.wire.encoding, gate.schema(federation)
+        encoding, schemas = federation.wire.encoding, gate.schemas(federation)
         if not void:
             try:
                 parts, keeps = feedback.encode_update(
-                    state.feedback, encoding, task.round, task.parts, self._averages(), self.blobs, schema
+                    state.feedback, encoding, task.round, task.parts, self._averages(), self.blobs, schemas
                 )
             except PartError as error:
                 void = str(error)
@@ -377,8 +380,10 @@ class Gateway:
             state.unrewarded, state.unrewarded_round = tuple(sorted(state.answers)), task.round
         update = gateway_reports.update(self.name, state, parts, encoding, void, now)
         state.phase, state.waiting, state.timers = "reported", (), {}
+        unprotected = {} if void else averaging.unprotected(state.answers, federation)
+        kept = [Log("kept", role, task.round, {"why": why}) for role, why in unprotected.items()]
         closed = Log("closed", self.name, task.round, gateway_reports.counts(state, update))
-        return [*rewarded, *keeps, closed, self._report(update)]
+        return [*rewarded, *keeps, *kept, closed, self._report(update)]
 
     # --- evaluation ---
 
@@ -445,12 +450,19 @@ class Gateway:
         return []
 
     def _score_again(self) -> list[Action]:
-        """Score the edge-aggregated model on the gateway's own evaluation data."""
+        """Score the edge-aggregated model, as it would be served, on the gateway's own evaluation data."""
+        task, described = self.state.task, method(self._federation())
+        assert isinstance(task, GatewayTask)
         self.state.averaged = {}
         averages = self._averages()
         self.state.averaged = {role: digest(data) for role, data in averages.items()}
         keeps: list[Action] = [Keep(digest(data), data) for data in averages.values()]
-        return [*keeps, Work(EvaluateJob(id=self._job_id(), candidates={0: self.state.averaged}))]
+        newest = {role: ref.hash for role, ref in task.parts.items()} | self.state.averaged
+        served = {
+            term.role: task.parts[term.role].hash if term.generation else newest[term.role]
+            for term in described.served_view.terms
+        }
+        return [*keeps, Work(EvaluateJob(id=self._job_id(), candidates={0: served}))]
 
     def _job_failed(self, reason: str, now: float) -> list[Action]:
         failed: list[Action] = [Log("job failed", self.name, 0, {"why": reason})]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedbac_edge.encodings import Encoding
+from fedbac_edge.methods import method
 from fedbac_edge.protocol import roster
 from fedbac_edge.protocol.engine import EvaluateJob
 from fedbac_edge.protocol.gateway_state import GatewayState
@@ -27,14 +28,17 @@ def update(
     task = state.task
     assert isinstance(task, GatewayTask)
     samples = sum(answer.samples for answer in state.answers.values())
-    known = sum(roster.member(state, name).samples for name in roster.names(gateway, state))
+    unlabelled = sum(answer.unlabelled for answer in state.answers.values())
+    data, unlabelled_data = _data(gateway, state, samples, unlabelled)
     return GatewayUpdate(
         instance=task.instance,
         round=task.round,
         parts=parts,
         encoding=encoding,
         samples=0 if void else samples,
-        data=max(samples, known),  # a device's data may have grown since it said how much it has
+        data=data,
+        unlabelled=0 if void else unlabelled,
+        unlabelled_data=unlabelled_data,
         holdout=sum((answer.holdout for answer in state.answers.values()), NO_SCORE),
         asked=len(state.asked),
         answered=len(state.answers),
@@ -44,6 +48,20 @@ def update(
         waited=0.0 if void else now - state.answered,
         void=void,
     )
+
+
+def _data(gateway: str, state: GatewayState, samples: int, unlabelled: int) -> tuple[int, int]:
+    """All training samples of the site, and those of them without labels; no fewer than were trained on.
+
+    A device's data may have grown since it said how much it has.
+    """
+    members = [roster.member(state, name) for name in roster.names(gateway, state)]
+    federation = state.federation
+    if federation is None or not method(federation).takes_unlabelled:
+        return max(samples, sum(member.samples for member in members)), 0
+    without = max(unlabelled, sum(max(0, member.samples - member.labelled) for member in members))
+    labelled = max(samples - unlabelled, sum(member.labelled for member in members))
+    return labelled + without, without
 
 
 def counts(state: GatewayState, update: GatewayUpdate) -> dict[str, Any]:

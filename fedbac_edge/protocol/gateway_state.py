@@ -20,6 +20,7 @@ class Member(msgspec.Struct, kw_only=True):
     online: bool = False
     session: int = 0
     samples: int = 0
+    labelled: int = 0
     holdout: int = 0
     seen: bool = False
 
@@ -33,6 +34,8 @@ class Answer(msgspec.Struct, kw_only=True):
     previous: Score | None
     received: int
     sent: int
+    unlabelled: int = 0
+    """Of `samples`, those without a label."""
 
 
 class GatewayState(msgspec.Struct, kw_only=True):
@@ -61,7 +64,8 @@ class GatewayState(msgspec.Struct, kw_only=True):
     """Bytes of models: fetched by this gateway and, as they report, by its devices."""
     sent: int = 0
     """Bytes of updates from devices, refused ones included."""
-    norms: list[float] = []
+    norms: dict[str, list[float]] = {}
+    """Lengths of accepted steps, by group of roles that always travel together (`gate`)."""
     unrewarded: tuple[str, ...] = ()
     """Who took part in the last round and has no reward yet."""
     unrewarded_round: int = 0

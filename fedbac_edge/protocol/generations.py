@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedbac_edge.methods.method import Method
+from fedbac_edge.methods.method import Method, View
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import digest, pack
 from fedbac_edge.protocol.cloud_state import CloudState
@@ -21,9 +21,10 @@ def begin(state: CloudState, method: Method, model: Architecture, seed: int) -> 
     return [*keeps, *(Announce(state.parts[name], 0) for name in sorted(state.parts))]
 
 
-def advance(state: CloudState, fresh: Mapping[str, bytes]) -> list[Action]:
+def advance(state: CloudState, method: Method, fresh: Mapping[str, bytes]) -> list[Action]:
     """Make `fresh` the newest generation: store, publish what changed, clear what is older than two."""
     before = {ref.hash for ref in (*state.parts.values(), *state.previous.values())}
+    state.earlier = state.previous if method.looks_back else {}
     state.previous = state.parts
     made = {name: PartRef(name, digest(data), len(data)) for name, data in sorted(fresh.items())}
     state.parts = {**state.parts, **made}
@@ -48,9 +49,29 @@ def warm(state: CloudState, copies: Mapping[str, str]) -> list[Action]:
     return actions
 
 
-def served(method: Method, generation: Mapping[str, PartRef], cluster: int) -> Parts:
-    """Role -> part that a site of `cluster` serves; empty for a generation that never was."""
+def whole(method: Method, generation: Mapping[str, PartRef], cluster: int) -> Parts:
+    """Role -> part at a site of `cluster`, all of one generation; empty for one that never was."""
     return {role: generation[name] for role, name in method.served(cluster).items()} if generation else {}
+
+
+def of_view(
+    method: Method,
+    view: View,
+    newest: Mapping[str, PartRef],
+    previous: Mapping[str, PartRef],
+    cluster: int,
+) -> Parts:
+    """Role -> part of a view at a site of `cluster`; before the first round all are of the newest."""
+    names = method.served(cluster)
+    return {
+        term.role: (previous if term.generation and previous else newest)[names[term.role]]
+        for term in view.terms
+    }
+
+
+def served(method: Method, state: CloudState, cluster: int) -> Parts:
+    """Role -> part that a site of `cluster` serves now."""
+    return of_view(method, method.served_view, state.parts, state.previous, cluster)
 
 
 def hashes(state: CloudState) -> dict[str, Any]:

@@ -239,7 +239,10 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class GatewayUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-update"):
-    """A gateway's round: averaged parts, or none with the reason in `void`."""
+    """A gateway's round: averaged parts, or none with the reason in `void`.
+
+    A role that learns from a kind of samples that no participant holds is not among the parts.
+    """
 
     instance: Instance
     round: Round
@@ -260,6 +263,10 @@ class GatewayUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     void: Text = ""
     encoding: Text = "float32"
     """How the bytes of `parts` are to be read (`encodings`), on top of the parts of the task."""
+    unlabelled: Total = 0
+    """Of `samples`, those without a label: what roles that learn from one kind weigh by."""
+    unlabelled_data: Total = 0
+    """Of `data`, those without a label."""
 
 
 class GatewayScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-scores"):
@@ -277,7 +284,7 @@ class GatewayScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class TrainTask(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="train-task"):
-    """Train the parts of this round and send the update."""
+    """Train those of this round's parts that the device's data train, and send the update."""
 
     instance: Instance
     round: Round
@@ -314,8 +321,9 @@ class DeviceUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device: Name
     round: Round
     base: dict[Name, Hash]
-    """Role -> hash of the part that training started from."""
+    """Role -> hash of the part that training started from, of the roles that were trained."""
     parts: dict[Name, bytes]
+    """The roles that the device's data train."""
     encoding: Text = "float32"
     """How the bytes of `parts` are to be read (`encodings`), on top of the base."""
     samples: Count
@@ -327,6 +335,8 @@ class DeviceUpdate(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     received: Count
     """Bytes of models that the device fetched for this round."""
     seconds: Seconds
+    unlabelled: Count = 0
+    """Of `samples`, those without a label."""
 
 
 class DeviceScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="device-scores"):

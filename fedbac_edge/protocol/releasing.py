@@ -17,6 +17,7 @@ from fedbac_edge import __version__
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods.method import Method
 from fedbac_edge.parts import digest
+from fedbac_edge.protocol import generations
 from fedbac_edge.protocol.cloud_state import CloudState, Release, ReleasedModel
 from fedbac_edge.protocol.engine import (
     Action,
@@ -92,8 +93,8 @@ def order(state: CloudState, method: Method, round: int) -> list[Action]:
         members.setdefault(cluster, []).append(site)
     clusters = {}
     for cluster, sites in sorted(members.items()):
-        accuracy, after = _accuracy(state, cluster)
-        parts = {role: state.parts[name].hash for role, name in method.served(cluster).items()}
+        accuracy, after = _accuracy(state, method, cluster)
+        parts = {role: ref.hash for role, ref in generations.served(method, state, cluster).items()}
         clusters[cluster] = ClusterRelease(tuple(sites), parts, accuracy, after)
     job = ReleaseJob(f"release-{round}", state.instance, round, clusters)
     state.building, state.build_again = job, False
@@ -270,13 +271,14 @@ def _files(state: CloudState) -> set[str]:
     }
 
 
-def _accuracy(state: CloudState, cluster: int) -> tuple[float | None, int | None]:
+def _accuracy(state: CloudState, method: Method, cluster: int) -> tuple[float | None, int | None]:
     """Right answers over samples on the hold-outs of a cluster's sites, and after which round that was.
 
-    A training round scores the model that it starts from, an evaluation the one that it ends with.
+    A training round scores the model that it starts from, an evaluation the one that it ends with. Where that
+    model is another view than the served one, only an evaluation counts.
     """
     last = state.last
-    if last is None:
+    if last is None or (last.phase == "train" and method.judged):
         return None, None
     scored: Mapping[str, tuple[float, int]] = {
         name: (site.accuracy, site.holdout)

@@ -32,6 +32,7 @@ def hear(state: GatewayState, device: str, status: DeviceStatus) -> bool:
     known.online, known.session = came, status.session
     if came:  # a will alone tells nothing: a device that died before its first word is yet to be heard
         known.seen, known.samples, known.holdout = True, status.samples, status.holdout
+        known.labelled = status.labelled
     return restarted
 
 

@@ -22,8 +22,8 @@ def training(
         instance=state.instance,
         round=state.round,
         cluster=cluster,
-        parts=generations.served(method, state.parts, cluster),
-        previous=generations.served(method, state.previous, cluster) if stayed else {},
+        parts=generations.whole(method, state.parts, cluster),
+        previous=generations.whole(method, state.previous, cluster) if stayed else {},
         training=local(federation, method, state.round),
         deadline_s=deadlines.share(limit),
         counted=state.last_update.get(gateway, 0),
@@ -35,7 +35,7 @@ def evaluation(method: Method, state: CloudState, clusters: Iterable[int], limit
     return GatewayEvaluation(
         instance=state.instance,
         round=state.round,
-        candidates={k: generations.served(method, state.parts, k) for k in clusters},
+        candidates={k: generations.served(method, state, k) for k in clusters},
         deadline_s=deadlines.share(limit),
     )
 

@@ -61,13 +61,14 @@ def build(order: Order) -> dict[int, BuiltModel]:
 def _cluster(order: Order, model: Architecture, number: int, cluster: ClusterRelease) -> BuiltModel:
     federation, job = order.federation, order.job
     used = method(federation)
-    coefficients, names = used.coefficients(), used.served(number)
+    networks, names = used.architectures(model), used.served(number)
     terms = []
-    for role, hash in cluster.parts.items():
+    for term in used.served_view.terms:
+        role, hash, network = term.role, cluster.parts[term.role], networks[term.role]
         data = order.blobs[hash]
         if digest(data) != hash:
             raise PartError(f"the bytes of {names[role]} do not have its hash")
-        terms.append(Term(names[role], unpack(data, model.schema()), coefficients[role]))
+        terms.append(Term(names[role], unpack(data, network.schema()), term.coefficient, network))
     metadata = {
         "federation": federation.name,
         "instance": job.instance,
@@ -77,6 +78,8 @@ def _cluster(order: Order, model: Architecture, number: int, cluster: ClusterRel
         "sites": ",".join(cluster.sites),
         "version": __version__,
     }
+    if used.views:
+        metadata["view"] = used.served_view.name
     if cluster.accuracy is not None:
         metadata |= {
             "holdout_accuracy": f"{cluster.accuracy:.6f}",

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedbac_edge.datasets import holdout
 from fedbac_edge.datasets.partition import Partition
-from fedbac_edge.datasets.samples import Samples
+from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.federation import Federation
 
 PLAN = "plan.json"
@@ -70,6 +70,11 @@ class Grounds:
         """Views of the maps, not copies."""
         x, y = self._train if place.set == "train" else self._test
         return Samples(x[place.start : place.stop], y[place.start : place.stop])
+
+    def counts(self, device: str) -> tuple[int, int]:
+        """Samples that a device trains on, and those of them without labels."""
+        own = self.samples(self.plan.train[device])
+        return len(own), int(np.count_nonzero(own.y == UNLABELLED))
 
     @cached_property
     def _train(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -38,6 +38,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     """Samples that the participants trained on."""
     void: str = ""
+    views: dict[str, float] = {}
+    """Accuracy of each of the method's views on the test partition, where it has several."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     best: float | None = None
     holdout_accuracy: float | None = None
+    views: dict[str, float] = {}
+    """View -> accuracy, mean over servers, where the method has several; `accuracy` is the served one's."""
     active_clusters: int
     servers: dict[str, Server] = {}
     moved: dict[str, int] = {}
@@ -65,7 +69,8 @@ def training_row(
     round: int, servers: Mapping[str, Server], traffic: Traffic, virtual_s: float, wall_s: float
 ) -> Row:
     """The row of a training round, with the figures over its servers."""
-    accuracies = [server.accuracy for _, server in sorted(servers.items()) if server.test]
+    judged = [server for _, server in sorted(servers.items()) if server.test]
+    accuracies = [server.accuracy for server in judged]
     held = [s.holdout_accuracy for _, s in sorted(servers.items()) if s.holdout_accuracy is not None]
     return Row(
         round=round,
@@ -75,6 +80,7 @@ def training_row(
         worst=min(accuracies),
         best=max(accuracies),
         holdout_accuracy=fmean(held) if held else None,
+        views={name: fmean(server.views[name] for server in judged) for name in judged[0].views},
         active_clusters=len({server.cluster for server in servers.values()}),
         servers=dict(sorted(servers.items())),
         traffic=traffic,
@@ -84,9 +90,16 @@ def training_row(
 
 
 def measured(
-    cluster: int, test: Score, held: Score, asked: int, participants: tuple[str, ...], samples: int, void: str
+    cluster: int,
+    test: Score,
+    held: Score,
+    asked: int,
+    participants: tuple[str, ...],
+    samples: int,
+    void: str,
+    views: Mapping[str, Score],
 ) -> Server:
-    """A server's figures from its scores."""
+    """A server's figures from its scores; `test` is that of the served view, `views` has several or none."""
     return Server(
         cluster=cluster,
         accuracy=test.accuracy,
@@ -98,6 +111,7 @@ def measured(
         participants=participants,
         samples=samples,
         void=void,
+        views={name: score.accuracy for name, score in views.items()},
     )
 
 

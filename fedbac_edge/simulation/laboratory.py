@@ -18,6 +18,7 @@ import msgspec
 
 from fedbac_edge import __version__, tiers
 from fedbac_edge.federation import Federation
+from fedbac_edge.methods import method
 from fedbac_edge.node import Node
 from fedbac_edge.parts import digest
 from fedbac_edge.protocol.cloud import Cloud
@@ -99,12 +100,18 @@ class Laboratory:
         def add(name: str, make: Callable[[Store], Node], worker: Worker | None = None) -> None:
             world.add(Process(name, make, stores[name], worker))
 
+        used = method(federation)
         add("cloud", lambda store: tiers.cloud(federation, instance, store, wall))
         for gateway, devices in sorted(federation.gateways.items()):
             add(gateway, partial(gateway_node, gateway), self._worker(world, gateway))
             for device in sorted(devices):
-                samples = len(plan.train[device])
-                profile = Profile(samples=samples, labelled=samples, holdout=len(plan.holdout[device]))
+                count, unlabelled = self._grounds.counts(device)
+                judges = len(self._grounds.samples(plan.holdout[device]).labelled())
+                profile = Profile(
+                    samples=used.usable(count - unlabelled, unlabelled),
+                    labelled=count - unlabelled,
+                    holdout=judges,
+                )
                 add(
                     device,
                     partial(device_node, gateway, device, profile),

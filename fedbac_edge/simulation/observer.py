@@ -9,7 +9,7 @@ parts that the cloud keeps are without one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob
+from fedbac_edge.protocol.generations import of_view
 from fedbac_edge.protocol.messages import NO_SCORE, PartRef, RoundSummary, Score
 from fedbac_edge.simulation import traffic
 from fedbac_edge.simulation.grounds import Grounds, Place, Plan
@@ -55,15 +56,19 @@ class Observer:
         self._federation, self._grounds, self._pool = federation, grounds, pool
         self._plan, self._stores, self._journal, self._tell = plan, stores, journal, tell
         self._method = method(federation)
+        self._views = self._method.views or (self._method.served_view,)
         model = federation.model
         self._model = architecture(model.architecture, model.input, len(model.classes))
+        devices = [name for names in federation.gateways.values() for name in names]
+        self._counts = {name: grounds.counts(name) for name in devices}
         self._seen: RoundSummary | None = None
         self._pending: _Measurement | None = None
         self._began = time.perf_counter()
 
     def catch_up(self, cloud: Cloud) -> None:
         """After a restart: the rows of phases that ended before the kill and were not written."""
-        parts = [cloud.state.previous, cloud.state.parts]
+        state = cloud.state
+        generations = [(state.previous, state.earlier), (state.parts, state.previous)]
         lines = self._stores["cloud"].ledger("summary")
         summaries = [msgspec.convert(line.detail, RoundSummary) for line in lines]
         newest = max((summary.round for summary in summaries if summary.phase == "train"), default=0)
@@ -72,7 +77,7 @@ class Observer:
                 continue
             if newest - summary.round > 1:
                 raise PoolError(f"metrics.jsonl lacks round {summary.round}, whose models are gone")
-            self._note(summary, parts[1 - (newest - summary.round)])
+            self._note(summary, *generations[1 - (newest - summary.round)])
         self.finish()
         self._seen = cloud.state.last
 
@@ -82,7 +87,7 @@ class Observer:
         if last is None or last is self._seen:
             return
         if self._seen is None or (last.round, last.phase) != (self._seen.round, self._seen.phase):
-            self._note(last, cloud.state.parts)
+            self._note(last, cloud.state.parts, cloud.state.previous)
         self._seen = last
 
     def finish(self) -> None:
@@ -91,12 +96,14 @@ class Observer:
         if pending is not None:
             self._write(self._training_row(pending))
 
-    def _note(self, summary: RoundSummary, parts: Mapping[str, PartRef]) -> None:
+    def _note(
+        self, summary: RoundSummary, parts: Mapping[str, PartRef], previous: Mapping[str, PartRef]
+    ) -> None:
         self.finish()
         now = time.perf_counter()
         wall_s, self._began = now - self._began, now
         if summary.phase == "train":
-            self._pending = self._measure(summary, parts, wall_s)
+            self._pending = self._measure(summary, parts, previous, wall_s)
         else:
             self._write(self._evaluation_row(summary, wall_s))
 
@@ -104,12 +111,25 @@ class Observer:
         self._journal.append(row)
         self._tell(row)
 
-    def _measure(self, summary: RoundSummary, parts: Mapping[str, PartRef], wall_s: float) -> _Measurement:
+    def _measure(
+        self,
+        summary: RoundSummary,
+        parts: Mapping[str, PartRef],
+        previous: Mapping[str, PartRef],
+        wall_s: float,
+    ) -> _Measurement:
         blobs, plan = self._stores["cloud"].blobs, self._plan(summary.round)
         scores = {}
         for server, site in sorted(summary.sites.items()):
-            served = {role: parts[name].hash for role, name in self._method.served(site.cluster).items()}
-            job = EvaluateJob(id=f"measure-{summary.round}", candidates={0: served})
+            views = {
+                number: {
+                    role: ref.hash
+                    for role, ref in of_view(self._method, view, parts, previous, site.cluster).items()
+                }
+                for number, view in enumerate(self._views)
+            }
+            names = {number: view.name for number, view in enumerate(self._views)}
+            job = EvaluateJob(id=f"measure-{summary.round}", candidates=views, views=names)
 
             def score(place: Place, job: EvaluateJob = job) -> Future[Reply]:
                 return self._pool.submit(job, blobs, self._grounds, holdout=place)
@@ -123,25 +143,36 @@ class Observer:
         servers: dict[str, Server] = {}
         for server, (job, test, held) in done.scores.items():
             site = summary.sites[server]
+            scores = {view.name: _scores(test, job)[number] for number, view in enumerate(self._views)}
             accepted = self._stores[server].ledger("accepted", summary.round)
             servers[server] = measured(
                 site.cluster,
-                _score(test, job),
-                NO_SCORE if held is None else _score(held, job),
+                scores[self._views[0].name],
+                NO_SCORE if held is None else _scores(held, job)[0],
                 site.asked,
                 tuple(sorted({line.subject for line in accepted})),
                 site.samples,
                 site.void,
+                scores if len(scores) > 1 else {},
             )
+        counts = self._counts
+        needed = {device: self._method.needed(summary.round, *counts[device]) for device in counts}
+        trained = {device: self._method.trained(summary.round, *counts[device]) for device in counts}
         cost = traffic.of_training(
             self._method,
             self._model,
-            len(summary.sites),
-            sum(site.asked for site in summary.sites.values()),
-            sum(site.answered for site in summary.sites.values()),
+            [_roles(servers[server].participants, trained) for server in sorted(servers)],
+            [needed[device] for server in sorted(servers) for device in self._asked(server, summary.round)],
+            [trained[device] for server in sorted(servers) for device in servers[server].participants],
             (summary.up_bytes, summary.down_bytes),
         )
         return training_row(summary.round, servers, cost, summary.seconds, done.wall_s)
+
+    def _asked(self, server: str, round: int) -> list[str]:
+        """The devices that a gateway asked; those that dropped out included."""
+        return [
+            name for line in self._stores[server].ledger("selected", round) for name in line.detail["asked"]
+        ]
 
     def _evaluation_row(self, summary: RoundSummary, wall_s: float) -> Row:
         plan = self._plan(summary.round)
@@ -166,8 +197,14 @@ class Observer:
         )
 
 
-def _score(future: Future[Reply], job: EvaluateJob) -> Score:
+def _roles(devices: Iterable[str], trained: Mapping[str, Iterable[str]]) -> set[str]:
+    """What the gateway of these devices reports."""
+    return {role for device in devices for role in trained[device]}
+
+
+def _scores(future: Future[Reply], job: EvaluateJob) -> Mapping[int, Score]:
+    """View's number -> score."""
     event = event_of(future, job)
     if not isinstance(event, Evaluated):
         raise PoolError(f"{job.id}: {getattr(event, 'reason', event)}")
-    return event.scores[0]
+    return event.scores

@@ -2,6 +2,7 @@
 
     run.json          the scenario, versions, partition hash
     partition.npz     who owns which sample
+    annotation.npz    and who knows its label, with the form "annotation"
     metrics.jsonl     one line per phase (`journal`)
     stores/           the stores of all processes: their ledgers explain every decision
     models/           the final parts, safetensors
@@ -27,6 +28,7 @@ import msgspec
 import numpy as np
 
 from fedbac_edge import __version__
+from fedbac_edge.datasets.annotation import Annotation, annotate
 from fedbac_edge.datasets.partition import Partition, dirichlet
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.datasets.sources import load
@@ -49,7 +51,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str]
     """Versions and the training path: equal hashes need them equal."""
     partition: str
-    """Content hash of partition.npz."""
+    """Content hash of annotation.npz where there is one, else of partition.npz."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ def simulate(
             scenario=scenario,
             software=__version__,
             machine=pool.machine(grounds),
-            partition=Partition.load(folder / "partition.npz").digest,
+            partition=_digest(folder),
         )
         if not (folder / "run.json").exists():
             write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))
@@ -145,7 +147,12 @@ def grounds_of(scenario: Scenario, folder: Path, data: Path) -> Grounds:
     train = _subset(train, cut.samples, cut, "train")
     test = _subset(test, cut.test_samples, cut, "test")
     path = folder / "partition.npz"
-    if path.exists():
+    if cut.form == "annotation":
+        annotation = _annotation(scenario, folder, train)
+        partition = annotation.partition(len(federation.gateways), train.y, test.y, len(classes))
+        partition.save(path)
+        train = Samples(train.x, annotation.hide(train.y))
+    elif path.exists():
         partition = Partition.load(path)
         partition.check_labels(train.y, test.y)
     else:
@@ -164,6 +171,34 @@ def grounds_of(scenario: Scenario, folder: Path, data: Path) -> Grounds:
         )
         partition.save(path)
     return lay_out(folder / "scratch", federation, partition, train, test)
+
+
+def _annotation(scenario: Scenario, folder: Path, train: Samples) -> Annotation:
+    """The split of a run that was begun, or a new one."""
+    path, cut = folder / "annotation.npz", scenario.cut
+    if path.exists():
+        stored = Annotation.load(path)
+        stored.check_labels(train.y)
+        return stored
+    annotation = annotate(
+        train.y,
+        clients=sum(len(devices) for devices in scenario.federation.gateways.values()),
+        setting=cut.annotation,
+        share=cut.labelled,
+        alpha=cut.alpha_client,
+        seed=cut.seed,
+    )
+    annotation.save(path)
+    return annotation
+
+
+def _digest(folder: Path) -> str:
+    annotation = folder / "annotation.npz"
+    return (
+        Annotation.load(annotation).digest
+        if annotation.exists()
+        else Partition.load(folder / "partition.npz").digest
+    )
 
 
 def _subset(samples: Samples, count: int | None, cut: Cut, purpose: str) -> Samples:

@@ -13,7 +13,7 @@ import msgspec
 
 from fedbac_edge import config
 from fedbac_edge.datasets.partition import Form
-from fedbac_edge.federation import Federation, Natural, Positive, Table
+from fedbac_edge.federation import Federation, Fraction, Natural, Positive, Table
 from fedbac_edge.simulation.faults import NONE, Faults
 
 if sys.version_info >= (3, 11):
@@ -27,7 +27,7 @@ class ScenarioError(ValueError):
 
 
 class Cut(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which data, and how they are cut over servers and clients (two-level Dirichlet)."""
+    """Which data, and how they are cut over clients: two-level Dirichlet, or an annotation split."""
 
     data: str
     """A known data set ("fashion-mnist"), or a path."""
@@ -41,6 +41,10 @@ class Cut(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Training samples taken of the set, drawn by the seed; None: all."""
     test_samples: Natural | None = None
     allow_tiny: bool = False
+    annotation: str = "default"
+    """Only with the form "annotation", cut with alpha_client: who has labels (`datasets.annotation`)."""
+    labelled: Fraction = 0.1
+    """With that form: the share of all samples that keep their label."""
     drift_round: Natural | None = None
     """From this round on servers hold each other's data (see `drift`); None: never."""
     drift_shift: Natural = 1
@@ -69,6 +73,8 @@ def check(scenario: Scenario) -> Scenario:
         )
     if (changing := scenario.cut.drift_servers or 0) > len(federation.gateways):
         raise ScenarioError(f"cut.drift_servers = {changing} of {len(federation.gateways)} servers")
+    if scenario.cut.form == "annotation" and scenario.cut.drift_round:
+        raise ScenarioError("cut.drift_round: an annotation split stays as it is")
     counts = {len(devices) for devices in federation.gateways.values()}
     if len(counts) != 1:
         raise ScenarioError(

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedbac_edge.federation import Federation
-from fedbac_edge.models.catalog import architecture
+from fedbac_edge.methods import method
 from fedbac_edge.parts import Schema, pack, unpack
+from fedbac_edge.protocol import gate
 from fedbac_edge.protocol.engine import Evaluated, Event, Job, Trained, TrainJob
 from fedbac_edge.protocol.messages import Score
 from fedbac_edge.randomness import generator
@@ -20,35 +21,36 @@ STEP = 0.01
 HOLDOUT = 10
 
 
-def schema_of(federation: Federation) -> Schema:
-    """Tensor name -> shape of one part of the federation's model."""
-    model = federation.model
-    return architecture(model.architecture, model.input, len(model.classes)).schema()
-
-
-def perform(job: Job, blobs: Mapping[str, bytes], schema: Schema) -> Event:
-    """Do a device's job. Raises KeyError when a part of it is not there, PartError when it is not one."""
+def perform(
+    job: Job, blobs: Mapping[str, bytes], federation: Federation, labelled: int = 100, unlabelled: int = 0
+) -> Event:
+    """Do the job of a device with so many samples. Raises KeyError when a part of it is not there, PartError
+    when it is not one.
+    """
+    schemas, used = gate.schemas(federation), method(federation)
     if not isinstance(job, TrainJob):
-        return Evaluated(job.id, {k: score(blobs, parts, schema) for k, parts in job.candidates.items()})
+        return Evaluated(job.id, {k: score(blobs, parts, schemas) for k, parts in job.candidates.items()})
     rng = generator(int(job.seed[0]), *job.seed[1:])
     parts = {}
-    for role, hash in sorted(job.parts.items()):
-        start = unpack(blobs[hash], schema)
+    for role in sorted(used.trained(job.round, labelled + unlabelled, unlabelled)):
+        start = unpack(blobs[job.parts[role]], schemas[role])
         parts[role] = pack({name: t + STEP * rng.standard_normal(t.shape) for name, t in start.items()})
+    with_labels = min(labelled, int(rng.integers(10, 100)))
     return Trained(
         job=job.id,
         parts=parts,
-        samples=int(rng.integers(10, 100)),
-        data=100,
+        samples=with_labels + unlabelled,
+        data=labelled + unlabelled,
         loss=1.0,
-        holdout=score(blobs, job.parts, schema),
-        previous=score(blobs, job.previous, schema) if job.previous else None,
+        holdout=score(blobs, job.parts, schemas),
+        previous=score(blobs, job.previous, schemas) if job.previous else None,
+        unlabelled=unlabelled,
     )
 
 
-def score(blobs: Mapping[str, bytes], hashes: Mapping[str, str], schema: Schema) -> Score:
+def score(blobs: Mapping[str, bytes], hashes: Mapping[str, str], schemas: Mapping[str, Schema]) -> Score:
     """A made-up score of a model; one and the same for the same parts."""
-    for hash in hashes.values():
-        unpack(blobs[hash], schema)
+    for role, hash in hashes.items():
+        unpack(blobs[hash], schemas[role])
     rng = generator(9, *sorted(hashes.values()))
     return Score(HOLDOUT, int(rng.integers(0, HOLDOUT + 1)), float(rng.uniform(1, 3)) * HOLDOUT)

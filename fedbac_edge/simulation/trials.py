@@ -83,14 +83,13 @@ class Trial:
     def add_all(self, make_store: Callable[[str], Store]) -> None:
         """Cloud, gateways and devices, from time 0 on."""
         federation = self.federation
-        schema = stub.schema_of(federation)
         spec = Spec(federation=federation, instance=INSTANCE, software="")
 
         def clock() -> float:
             return self.world.now + self.wall
 
         def work(job: Job, store: Store) -> tuple[float, Event]:
-            return TRAINING_S, stub.perform(job, store.blobs, schema)
+            return TRAINING_S, stub.perform(job, store.blobs, federation)
 
         def add_gateway(name: str) -> None:
             self.world.add(

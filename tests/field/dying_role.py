@@ -18,8 +18,8 @@ from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
 from fedbac_edge import tiers
 from fedbac_edge.encodings import Encoding
+from fedbac_edge.federation import Federation
 from fedbac_edge.node import Node
-from fedbac_edge.parts import Schema
 from fedbac_edge.protocol.engine import AnyJob, Event, Job
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Runtime, stopping_on_signals
@@ -31,13 +31,13 @@ from fedbac_edge.store import Store
 class StubWorker:
     """Does a job at once, as the devices of the virtual world do."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
 
     def start(self, job: AnyJob, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
         """See Worker."""
         assert isinstance(job, Job)
-        done(stub.perform(job, blobs, self._schema))
+        done(stub.perform(job, blobs, self._federation))
 
     def cancel(self) -> None:
         """See Worker."""
@@ -71,7 +71,7 @@ def main() -> None:
         store,
         node,
         lambda inbox, will: MqttBus(BrokerUrl.parse(url), role, inbox, will, back_off=0.05, back_off_cap=0.5),
-        StubWorker(stub.schema_of(federation)),
+        StubWorker(federation),
         until=lambda node: role == "cloud" and node.machine.state.phase == "finished",
     )
     with stopping_on_signals(runtime.stop):

@@ -24,7 +24,6 @@ from broker.url import BrokerUrl
 from fedbac_edge import tiers
 from fedbac_edge.federation import Federation, ModelTable
 from fedbac_edge.node import Node
-from fedbac_edge.parts import Schema
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.engine import AnyJob, Event, Job
 from fedbac_edge.protocol.messages import Spec
@@ -129,12 +128,12 @@ def _reset(sock: socket.socket) -> None:
 
 
 class StubWorker:
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
 
     def start(self, job: AnyJob, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
         assert isinstance(job, Job)
-        done(stub.perform(job, blobs, self._schema))
+        done(stub.perform(job, blobs, self._federation))
 
     def cancel(self) -> None: ...
 
@@ -170,7 +169,7 @@ class Fleet:
     def _start(
         self, name: str, url_of: Callable[[str], str], make: Callable[[Store], Node], bus: dict[str, Any]
     ) -> None:
-        worker = StubWorker(stub.schema_of(self.federation))
+        worker = StubWorker(self.federation)
 
         def run() -> None:
             store = Store(self.folder / f"{name}.sqlite")

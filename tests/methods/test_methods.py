@@ -47,7 +47,9 @@ def test_fedbac_has_one_global_part_and_a_part_per_cluster() -> None:
     found = method(federation())
     assert list(found.parts()) == ["global", "cluster-0", "cluster-1", "cluster-2"], "K_max: one per gateway"
     assert found.served(2) == {"global": "global", "cluster": "cluster-2"}
-    assert found.coefficients() == {"global": 1.0, "cluster": 1.0}, "a plain sum, never divided by 2"
+    assert found.served_view.coefficients() == {"global": 1.0, "cluster": 1.0}, (
+        "a plain sum, never divided by 2"
+    )
     assert {role.name: role.l2 for role in found.roles} == {"global": 0.0, "cluster": 1e-3}
     assert found.reassigns
 

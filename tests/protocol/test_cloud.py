@@ -38,7 +38,7 @@ class Centre:
         self.federation, self.part_of = federation, part_of
         blobs: dict[str, bytes] = {}
         self.bench = bench(Cloud(federation, blobs, CloudState(instance=INSTANCE)), blobs)
-        self.schema = gate.schema(federation)
+        self.schema = gate.schemas(federation)["global"]
         self.founded = self.bench.do(Started())
 
     @property

@@ -119,6 +119,7 @@ def test_from_task_to_receipt(agent: Agent) -> None:
         previous={},
         training=TRAINING,
         seed=(1, "device", "d1", 1, "train"),
+        round=1,
     )
     agent.bench.now = 12.0
     agent.trained()

@@ -38,7 +38,7 @@ class Sender:
         base = self.base(name)
         trained = {"cluster": pack({"w": np.array(values, np.float32)})}
         encoded, keeps = feedback.encode_update(
-            self.state, self.encoding, round, base, trained, self.blobs, SCHEMA
+            self.state, self.encoding, round, base, trained, self.blobs, {"cluster": SCHEMA}
         )
         self.blobs.update({keep.hash: keep.data for keep in keeps})
         start = unpack(self.blobs[base["cluster"].hash], SCHEMA)
@@ -136,3 +136,12 @@ def test_a_step_without_a_finite_form_changes_nothing() -> None:
         sender.send(2, (np.inf, 0.0, 0.0))
     np.testing.assert_array_equal(sender.owed(), before)
     assert sender.state.pending == {}
+
+
+def test_a_role_that_an_update_did_not_have_is_still_owed_to() -> None:
+    """A device or a site trains only the roles of the samples it has in a round."""
+    state = feedback.Feedback(owed={"supervised": feedback.Residual("supervised", "a" * 64)})
+    state.pending, state.round = {"unsupervised": feedback.Residual("unsupervised", "b" * 64)}, 4
+    feedback.settle(state, 4, True)
+    assert set(state.owed) == {"supervised", "unsupervised"}
+    assert state.pending == {}

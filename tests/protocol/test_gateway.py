@@ -49,7 +49,7 @@ class Site:
             "global": store_part(blobs, "global", part_of(federation, 0.0)),
             "cluster": store_part(blobs, "cluster-0", part_of(federation, 1.0)),
         }
-        self.schema = gate.schema(federation)
+        self.schema = gate.schemas(federation)["global"]
         self.bench.do(Started())
         self.bench.receive(Spec(federation=federation, instance=INSTANCE, software=""), "spec")
         for device in ("d1", "d2"):
@@ -254,29 +254,29 @@ def test_a_device_that_was_not_asked_does_not_count(make: Callable[..., Site]) -
 
 
 def test_a_step_ten_times_the_median_is_refused_after_twenty(site: Site) -> None:
-    site.state.norms = [1.0] * 19
+    site.state.norms = {"cluster+global": [1.0] * 19}
     for round, refused in ((1, False), (2, True)):
         site.task(round)
         site.update("d1", round=round, value=3.0)
         accepted, reason = site.answer()
         assert accepted != refused, reason
     assert "over 10 times the median of 1" in reason
-    assert len(site.state.norms) == 20
+    assert len(site.state.norms["cluster+global"]) == 20
 
 
 def test_the_norm_gate_is_an_option(make: Callable[..., Site]) -> None:
     site = make(deadlines="norm_gate = false")
-    site.state.norms = [1.0] * 50
+    site.state.norms = {"cluster+global": [1.0] * 50}
     site.task()
     site.update("d1", value=1000.0)
     assert site.answer() == (True, "")
 
 
 def test_remembered_norms_are_bounded(site: Site) -> None:
-    site.state.norms = [1.0] * gate.NORM_HISTORY
+    site.state.norms = {"cluster+global": [1.0] * gate.NORM_HISTORY}
     site.task()
     site.update("d1", value=0.6)
-    assert len(site.state.norms) == gate.NORM_HISTORY
+    assert len(site.state.norms["cluster+global"]) == gate.NORM_HISTORY
 
 
 def test_sums_of_the_largest_claims_can_still_be_sent_and_read(site: Site) -> None:

@@ -13,9 +13,19 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from broker.wire import WireError, decode, encode
+from fedbac_edge.federation import Federation, HassleTable, ModelTable
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.protocol import messages
-from fedbac_edge.protocol.messages import DeviceUpdate, GatewayTask, Message, Receipt, Score
+from fedbac_edge.protocol.messages import (
+    DeviceUpdate,
+    GatewayTask,
+    GatewayUpdate,
+    Message,
+    Receipt,
+    Score,
+    Spec,
+    Traffic,
+)
 
 HEX: dict[str | None, int] = {rf"^[0-9a-f]{{{digits}}}\Z": digits for digits in (8, 64, 128)}
 """Patterns of hashes and the like -> their digits; drawing from the pattern itself is slow."""
@@ -137,6 +147,21 @@ TASK = GatewayTask(
     ),
     deadline_s=1.0,
 )
+SITE = GatewayUpdate(
+    instance="0badcafe",
+    round=1,
+    parts={},
+    samples=5,
+    data=9,
+    holdout=Score(1, 1, 1.0),
+    asked=1,
+    answered=1,
+    refused=0,
+    traffic=Traffic(),
+    seconds=1.0,
+    waited=0.0,
+)
+DESCRIBED = Federation(name="t", model=ModelTable(classes=("a", "b")))
 
 
 @pytest.mark.parametrize("message", [UPDATE, TASK, Receipt(kind="train", round=1, accepted=True)])
@@ -207,3 +232,32 @@ def test_this_module_knows_no_tier() -> None:
     """Messages are plain values: no module of a tier is reachable from theirs."""
     modules = {name for name, value in vars(messages).items() if isinstance(value, types.ModuleType)}
     assert modules <= {"msgspec", "annotations"}
+
+
+@pytest.mark.parametrize(
+    ("message", "version"),
+    [
+        (UPDATE, 1),
+        (msgspec.structs.replace(UPDATE, unlabelled=1), 2),
+        (TASK, 1),
+        (SITE, 1),
+        (msgspec.structs.replace(SITE, unlabelled_data=3), 2),
+        (Spec(federation=DESCRIBED, instance="0badcafe", software=""), 1),
+        (
+            Spec(
+                federation=msgspec.structs.replace(DESCRIBED, hassle=HassleTable()),
+                instance="0badcafe",
+                software="",
+            ),
+            2,
+        ),
+    ],
+)
+def test_only_what_version_1_has_no_words_for_is_written_in_version_2(message: Message, version: int) -> None:
+    """Fleets without HASSLE go on beside software that knows version 1 alone."""
+    payload = encode(message)
+    written = msgspec.msgpack.decode(payload)
+    assert written["v"] == version
+    new = {"unlabelled", "unlabelled_data", "hassle"} & {*written["m"], *written["m"].get("federation", {})}
+    assert (version == 2) == bool(new)
+    assert decode(payload, type(message)) == message

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 import pytest
 
 from fedbac_edge import config, tiers
 from fedbac_edge.federation import Federation
-from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Schema, pack, unpack
 from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.device import DeviceState, Profile
-from fedbac_edge.protocol.engine import Evaluated, Event, Job, Trained, TrainJob
+from fedbac_edge.protocol.engine import Event, Job, Trained
 from fedbac_edge.protocol.gateway_state import GatewayState
-from fedbac_edge.protocol.messages import Score, Spec
-from fedbac_edge.randomness import generator
+from fedbac_edge.protocol.messages import Spec
+from fedbac_edge.simulation import stub
 from fedbac_edge.simulation.faults import NONE, Faults
 from fedbac_edge.simulation.world import Process, Worker, World
 from fedbac_edge.store import LedgerLine, Store
@@ -64,38 +61,20 @@ def settings(
     )
 
 
-def trainer(federation: Federation, seconds: float, spoil: Spoil | None = None) -> Worker:
+def trainer(
+    federation: Federation,
+    seconds: float,
+    spoil: Spoil | None = None,
+    labelled: int = 100,
+    unlabelled: int = 0,
+) -> Worker:
     """A worker whose results depend on its job's seed and parts alone, as those of real training do."""
-    model = federation.model
-    schema: Schema = architecture(model.architecture, model.input, len(model.classes)).schema()
-
-    def score(store: Store, hashes: Mapping[str, str], count: int) -> Score:
-        for hash in hashes.values():
-            unpack(store.blobs[hash], schema)  # what is to be scored must be here
-        rng = generator(9, *sorted(hashes.values()))
-        return Score(count, int(rng.integers(0, count + 1)), float(rng.uniform(1, 3)) * count)
 
     def work(job: Job, store: Store) -> tuple[float, Event]:
-        if not isinstance(job, TrainJob):
-            return seconds / 5, Evaluated(
-                job.id, {k: score(store, parts, 10) for k, parts in job.candidates.items()}
-            )
-        rng = generator(*cast("tuple[int, str, str, int, str]", job.seed))
-        parts = {}
-        for role, hash in sorted(job.parts.items()):
-            start = unpack(store.blobs[hash], schema)
-            parts[role] = pack({n: t + 0.01 * rng.standard_normal(t.shape) for n, t in start.items()})
-        samples = int(rng.integers(10, 100))
-        trained = Trained(
-            job.id,
-            parts,
-            samples,
-            100,
-            1.0,
-            score(store, job.parts, 10),
-            score(store, job.previous, 10) if job.previous else None,
-        )
-        return seconds, trained if spoil is None else spoil(trained)
+        event = stub.perform(job, store.blobs, federation, labelled, unlabelled)
+        if not isinstance(event, Trained):
+            return seconds / 5, event
+        return seconds, event if spoil is None else spoil(event)
 
     return work
 
@@ -149,10 +128,11 @@ class Fleet:
         samples: int = 100,
         holdout: int = 10,
         spoil: Spoil | None = None,
+        unlabelled: int = 0,
     ) -> None:
         spec = Spec(federation=self.federation, instance=INSTANCE, software="")
-        profile = Profile(samples=samples, labelled=samples, holdout=holdout)
-        train = trainer(self.federation, seconds, spoil)
+        profile = Profile(samples=samples, labelled=samples - unlabelled, holdout=holdout)
+        train = trainer(self.federation, seconds, spoil, samples - unlabelled, unlabelled)
 
         def work(job: Job, store: Store) -> tuple[float, Event]:
             self.jobs[name, job.id] += 1

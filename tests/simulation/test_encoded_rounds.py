@@ -153,7 +153,7 @@ def test_residuals_are_stored_and_old_ones_collected(
         assert set(state.owed) == {"global", "cluster"}
         assert state.pending == {}
         blobs = fleet.world.processes[name].store.blobs
-        schema = gate.schema(fleet.federation)
+        schema = gate.schemas(fleet.federation)["global"]
         for residual in state.owed.values():
             assert any(tensor.any() for tensor in unpack(blobs[residual.hash], schema).values())
         assert len(blobs) <= 9
@@ -208,7 +208,7 @@ def test_a_step_that_the_encoding_cannot_express_is_declined(
     build: Build, federations: dict[str, Federation], encoding: str
 ) -> None:
     federation = federations[encoding]
-    schema = gate.schema(federation)
+    schema = gate.schemas(federation)["global"]
     fleet = build(federation, without=("d1",))
 
     def spoil(trained: Trained) -> Trained:
@@ -246,19 +246,21 @@ def test_another_encoding_than_the_federations_is_refused(
 def test_the_gate_measures_what_comes_out(settings: Build) -> None:
     """int8 levels are small numbers whatever the step: the norm is that of the decoded step."""
     federation = settings(more='[wire]\nencoding = "int8"')
-    schema = gate.schema(federation)
+    schema = gate.schemas(federation)["global"]
     base = {name: np.zeros(shape, np.float32) for name, shape in schema.items()}
     norms = []
     for scale in (0.01, 1.0):
         step = {name: np.full(shape, scale, np.float32) for name, shape in schema.items()}
         data, _ = encodings.encode("int8", step, base, None)
-        history: list[float] = []
-        norms.append(gate.check_parts({"global": data}, "int8", {"global": pack(base)}, federation, history))
+        steps = gate.check_parts({"global": data}, "int8", {"global": pack(base)}, federation, {})
+        assert steps.keys() == {"cluster+global"}
+        norms.append(gate.length(steps))
     numbers = sum(int(np.prod(shape)) for shape in schema.values())
     np.testing.assert_allclose(norms, [0.01 * numbers**0.5, numbers**0.5], rtol=1e-5)
+    many = {"cluster+global": [norms[0]] * 20}
     with pytest.raises(gate.Refused, match="over 10 times"):
-        gate.check_parts({"global": data}, "int8", {"global": pack(base)}, federation, [norms[0]] * 20)
+        gate.check_parts({"global": data}, "int8", {"global": pack(base)}, federation, many)
     tensors = load(data)
     spoiled = save({**tensors, encodings.SCALES: 0 * tensors[encodings.SCALES]})
     with pytest.raises(gate.Refused, match="global: a scale"):
-        gate.check_parts({"global": spoiled}, "int8", {"global": pack(base)}, federation, [])
+        gate.check_parts({"global": spoiled}, "int8", {"global": pack(base)}, federation, {})

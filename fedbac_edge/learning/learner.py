@@ -1,0 +1,93 @@
+"""How a device trains what its data train: one function per way of learning, by the name a method gives.
+
+Torch is imported when a lesson begins, so that a process can know this module and stay small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedbac_edge.datasets.samples import UNLABELLED, Samples
+from fedbac_edge.federation import Federation
+from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
+from fedbac_edge.models.description import Architecture
+from fedbac_edge.parts import Part
+
+
+class NothingToLearn(ValueError):
+    """The device holds no sample that this way of learning can use; the message says so."""
+
+
+def never() -> bool:
+    """Nobody cancels."""
+    return False
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one device is to learn in one round.
+
+    `parts` are the roles that its data need, in the method's order; `models` has the architecture of each
+    role. `train` are its samples, y = -1 where there is no label.
+    """
+
+    models: Mapping[str, Architecture]
+    parts: Mapping[str, Part]
+    train: Samples
+    federation: Federation
+    training: LocalTraining
+    round: int
+    normalisation: Normalisation
+    seed: list[int]
+    device: str = "cpu"
+    threads: int = 1
+    backend: Backend | None = None
+    cancelled: Callable[[], bool] = never
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The roles that were trained; `weights`: how many samples of the role's kind each was trained on."""
+
+    parts: dict[str, Part]
+    weights: dict[str, int]
+    loss: float
+
+
+Learner = Callable[[Lesson], Learned]
+
+
+def joint(lesson: Lesson) -> Learned:
+    """All roles at once, on the sum of their logits, from the labelled samples (Fed-BAC and its kin)."""
+    from fedbac_edge.learning.local import train_jointly
+
+    labelled = lesson.train.labelled()
+    if not len(labelled):
+        raise NothingToLearn("this device has no labelled samples to train on")
+    update = train_jointly(
+        next(iter(lesson.models.values())),
+        lesson.parts,
+        labelled.x,
+        labelled.y,
+        lesson.training,
+        lesson.normalisation,
+        lesson.seed,
+        lesson.device,
+        cancelled=lesson.cancelled,
+        backend=lesson.backend,
+    )
+    return Learned(update.parts, dict.fromkeys(update.parts, update.samples), update.loss)
+
+
+LEARNERS: dict[str, Learner] = {"joint": joint}
+
+
+def learner(name: str) -> Learner:
+    """The way of learning of this name. Raises KeyError."""
+    return LEARNERS[name]
+
+
+def without_labels(samples: Samples) -> Samples:
+    """The samples that nobody has labelled."""
+    return samples.take(samples.y == UNLABELLED)

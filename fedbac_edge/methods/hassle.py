@@ -1,0 +1,43 @@
+"""HASSLE with SUMA (arXiv 2303.02445): federated learning where not every device has labels.
+
+Two *dual* models of one architecture: w_S learns from labelled samples alone, w_U from pseudo-labelled ones
+alone. Two compact *residual* models complement them: r_S = r_{U-S} learns what w_U knows and w_S does not,
+r_U the reverse. Superscript t: after round t. Served at the end of round t, from the duals that the round
+started with and the residuals that it ends with:
+
+    SM = f(w_S^(t-1)) + f(r_S^t)        UM = f(w_U^(t-1)) + f(r_U^t)        EM = (SM + UM) / 2
+
+w_S and r_S weigh by labelled samples, w_U and r_U by unlabelled ones. Round 1 trains the residuals only, on
+random duals: it is the preliminary round of the authors' code. From then on a device trains its residuals
+first and its duals second, and sends both at once. What they train on is `learning.hassle`.
+"""
+
+from __future__ import annotations
+
+from fedbac_edge.federation import Federation, HassleTable
+from fedbac_edge.methods.method import Method, Role, Term, View
+
+W_S, W_U, R_S, R_U = "supervised", "unsupervised", "residual-s", "residual-u"
+
+SM = (Term(W_S, 1.0, generation=1), Term(R_S, 1.0))
+UM = (Term(W_U, 1.0, generation=1), Term(R_U, 1.0))
+EM = tuple(Term(term.role, term.coefficient / 2, term.generation) for term in (*SM, *UM))
+
+
+def hassle(federation: Federation) -> Method:
+    """Four global roles; a device downloads what its own data's losses read, and sends what it trained."""
+    table = federation.hassle or HassleTable()
+    width = table.residual_width
+    # With teacher "with-residual" the complement of w_S is f(w_U) + f(r_U) - f(w_S), and the reverse.
+    other = (R_U,) if table.teacher == "with-residual" else ()
+    return Method(
+        roles=(
+            Role(W_S, "global", weight="labelled", needs=(W_U,), begins=2),
+            Role(W_U, "global", weight="unlabelled", needs=(W_S, R_S), begins=2),
+            Role(R_S, "global", weight="labelled", width=width, needs=(W_S, W_U, *other)),
+            Role(R_U, "global", weight="unlabelled", width=width, needs=(W_S, W_U, R_S)),
+        ),
+        learner="hassle",
+        views=(View("EM", EM), View("SM", SM), View("UM", UM)),
+        judged="SM",  # every device holds it, and only those with labels can judge
+    )
