@@ -125,12 +125,14 @@ class AssignmentTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     live_counts: bool = True
     margin: Fraction = 0.95
     """argmin: a site moves if the best loss is below so many times its current one."""
-    move_confidence: NonNegative = 2.0
-    """merge: a site moves if its own network is worse by more standard deviations than this."""
-    merge_confidence: NonNegative = 1.0
-    """merge: clusters stay apart if their networks differ by more standard deviations than this."""
-    merge_tolerance: NonNegative = 1.5
-    """merge: and if exchanging their networks makes their loss more than so many times as large."""
+    confidence: NonNegative = 1.0
+    """merge: a network is clearly worse if it is so by more standard deviations of its wrong answers ..."""
+    tolerance: NonNegative = 1.5
+    """merge: ... and by a larger factor of its loss; next to no difference lies below both."""
+    moves: bool = True
+    """merge: sites move whose network is clearly worse than another one."""
+    merges: bool = True
+    """merge: clusters become one whose networks make next to no difference."""
 
 
 class DeadlineTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

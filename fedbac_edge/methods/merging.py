@@ -4,12 +4,16 @@ Ours, not the paper's. In a sweep every site m has scored every network k on its
 answers and loss of h(x; G) + f(x; K_k). If the data of two sites are alike, then what either network knows
 serves the other site as well as its own does; if not, it is worse, and the more data the surer. So
 
-1. move: a site goes to the network that serves it best when its own is *significantly* worse: with w wrong
-   answers here and v there, (w - v) / sqrt(w + v) > `move`. The denominator bounds the deviation of the
-   difference over the same samples (McNemar), since only samples that one of both gets wrong count;
-2. merge: two clusters become one when, over the samples of both, exchanging their networks costs little:
-   the loss grows by less than the factor `tolerance`, the wrong answers by no significant number (`merge`),
-   and no member by itself objects (`move`). The closest pair first, until none is left.
+1. move: a site goes to the network that serves it best if its own is clearly worse;
+2. merge: two clusters become one if, over the samples of both, exchanging their networks makes next to no
+   difference, and no member by itself finds the other network clearly worse. The closest pair first, until
+   none is left.
+
+What is clear: with w wrong answers here, v there and the losses L and L', the network there is worse by
+(v - w) / sqrt(v + w) standard deviations (the root bounds the deviation of the difference over the same
+samples, McNemar: only those that one of both gets wrong count) and by the factor L' / L. Above `confidence`
+*and* above `tolerance` it is clearly worse; below both it makes no difference; in between all stay as they
+are, so that chance does not move them to and fro.
 
 The merged cluster goes on with the one of its networks that fits its members best. Only pi changes: the
 other network stays where it is, unused, as a witness. A site that a merge was wrong for, or whose data have
@@ -29,11 +33,12 @@ from fedbac_edge.protocol.messages import Score
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When evidence is enough; see the module."""
+    """When evidence is enough, and, to study it, which of the two steps are taken; see the module."""
 
-    move: float = 2.0
-    merge: float = 1.0
+    confidence: float = 1.0
     tolerance: float = 1.5
+    moves: bool = True
+    merges: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,14 @@ class Exchange:
             return inf
         return self.loss_there / self.loss if self.loss > 0 else (inf if self.loss_there > 0 else 1.0)
 
+    def is_clear(self, thresholds: Thresholds) -> bool:
+        """The other network is clearly worse."""
+        return self.worse > thresholds.confidence and self.factor > thresholds.tolerance
+
+    def is_nothing(self, thresholds: Thresholds) -> bool:
+        """The networks make next to no difference."""
+        return self.worse <= thresholds.confidence and self.factor < thresholds.tolerance
+
 
 Scores = Mapping[str, Mapping[int, Score]]
 """Site -> cluster -> score, whole rows of sites with evaluation data only."""
@@ -85,7 +98,7 @@ def regroup(
         for b in groups
         if a != b
     }
-    while (closest := _closest(groups, pairs, thresholds)) is not None:
+    while thresholds.merges and (closest := _closest(groups, pairs, thresholds)) is not None:
         a, b = closest
         groups[a] += groups.pop(b)
     target: dict[int, int] = {}
@@ -97,12 +110,12 @@ def regroup(
 
 
 def _best(site: str, here: int, scores: Scores, clusters: int, thresholds: Thresholds) -> int:
-    """The network that serves the site best, if its own is significantly worse."""
-    if site not in scores:
+    """The network that serves the site best, if its own is clearly worse."""
+    if site not in scores or not thresholds.moves:
         return here
     row = scores[site]
     best = min(range(clusters), key=lambda k: (row[k].loss if isfinite(row[k].loss) else inf, k != here, k))
-    return best if _exchange(row, best, here).worse > thresholds.move else here
+    return best if _exchange(row, best, here).is_clear(thresholds) else here
 
 
 def _exchange(row: Mapping[int, Score], here: int, there: int) -> Exchange:
@@ -135,8 +148,6 @@ def _cost(
     there = [exchange for a in one for b in other for exchange in pairs[a, b]]
     back = [exchange for a in one for b in other for exchange in pairs[b, a]]
     total = sum((*there, *back), Exchange())
-    if not there or not back or any(exchange.worse > thresholds.move for exchange in (*there, *back)):
+    if not there or not back or any(exchange.is_clear(thresholds) for exchange in (*there, *back)):
         return None
-    if total.worse > thresholds.merge or not total.factor < thresholds.tolerance:
-        return None
-    return total.factor
+    return total.factor if total.is_nothing(thresholds) else None

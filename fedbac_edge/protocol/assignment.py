@@ -59,7 +59,7 @@ def sweep(
 def _merge(
     table: AssignmentTable, clustering: linucb.Clustering, scores: merging.Scores
 ) -> tuple[linucb.Clustering, tuple[linucb.Decision, ...]]:
-    thresholds = merging.Thresholds(table.move_confidence, table.merge_confidence, table.merge_tolerance)
+    thresholds = merging.Thresholds(table.confidence, table.tolerance, table.moves, table.merges)
     before = clustering.assignment
     places = merging.regroup(before, scores, clustering.arms.clusters, thresholds)
     decisions = tuple(linucb.Decision(site, before[site], places[site]) for site in before)

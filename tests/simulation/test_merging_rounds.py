@@ -15,8 +15,8 @@ from fedbac_edge.simulation.faults import Faults
 Build = Callable[..., Any]
 ROSTERS = {f"gw{m}": (f"d{m}",) for m in range(1, 5)}
 # The trainers of this world score at random: with a tolerance like this some of them look alike.
-EVIDENCE = '[assignment]\nmethod = "merge"\nevery = 1\nmerge_tolerance = 4.0\nmerge_confidence = 3.0'
-LOOSE = merging.Thresholds(2.0, 3.0, 4.0)
+EVIDENCE = '[assignment]\nmethod = "merge"\nevery = 1\ntolerance = 4.0\nconfidence = 3.0'
+LOOSE = merging.Thresholds(3.0, 4.0)
 
 
 @pytest.fixture(scope="module")
