@@ -130,7 +130,7 @@ class _Bus(MqttBus):
 def _profile(opened: pipe.Opened) -> Profile:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Profile(
-        samples=opened.labelled,
+        samples=opened.samples,
         labelled=opened.labelled,
         holdout=opened.holdout,
         hardware=f"{platform.machine()}, {cores} cores",

@@ -85,7 +85,10 @@ _CONFIG = click.option(
 @_option("--edge", metavar="NAME", help="The gateway that this device belongs to.")
 @_BROKER
 @_option(
-    "--data", metavar="PATH", help="Folder of pictures by class name, .npz with x and y, IDX, CIFAR, SVHN."
+    "--data",
+    metavar="PATH",
+    help="Folder of pictures by class name, .npz with x and y, IDX, CIFAR, SVHN. Without labels, where the "
+    "federation's method takes such: a folder unlabelled/ in it, y of -1, or no y.",
 )
 @_NAME
 @_STATE
@@ -111,6 +114,7 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
     \b
     Example:
       fedbac-agent join --edge gw1 --data photos/
+      fedbac-agent join --edge gw1 --data camera/     (some pictures, or all, in camera/unlabelled/)
       fedbac-agent join --edge gw1 --data train-images-idx3-ubyte.gz --broker mqtt://gateway.local
       FEDBAC_EDGE=gw1 FEDBAC_DATA=samples.npz fedbac-agent join --name kitchen
 

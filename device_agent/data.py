@@ -29,11 +29,17 @@ class MissingData(DataError):
 
 @dataclass(frozen=True, eq=False)
 class DeviceData:
-    """A device's samples for one federation, as uint8: `train` to train on, `holdout` never trained on."""
+    """A device's samples for one federation, as uint8: `train` to train on, `holdout` never trained on.
+
+    Where the federation's method has no use for unlabelled samples, `train` has none; they are counted all
+    the same. All of `holdout` is labelled.
+    """
 
     classes: tuple[str, ...]
     train: Samples
     holdout: Samples
+    unlabelled: int = 0
+    """Samples without a label that were found."""
     turned_gray: int = 0
     """Colour pictures that a federation of gray ones got."""
 
@@ -45,27 +51,41 @@ class DeviceData:
         classes: Sequence[str],
         input_shape: tuple[int, int, int],
         resize: bool = False,
-        allow_unlabelled: bool = False,
+        takes_unlabelled: bool = False,
+        method: str = "this federation's method",
         holdout_fraction: float = 0.1,
         edge: str = "gw1",
     ) -> DeviceData:
         """Open `--data PATH` for a federation with these `classes` and this `input_shape` (C, H, W).
 
+        `takes_unlabelled`: its `method` learns from samples without labels too; else they are left out.
         `edge` only completes the example in a message. Raises MissingData without a path, DataError
-        when the data does not fit; both say what to do.
+        when the data does not fit, or has no labels and needs some; all say what to do.
         """
         if path is None or not str(path).strip():
             raise MissingData(edge)
-        samples = load(
-            path, classes=classes, input_shape=input_shape, resize=resize, allow_unlabelled=allow_unlabelled
-        )
-        train, held = holdout.split(samples, holdout_fraction)
-        return cls(tuple(classes), train, held, samples.turned_gray)
+        samples = load(path, classes=classes, input_shape=input_shape, resize=resize, allow_unlabelled=True)
+        unlabelled = int(np.count_nonzero(samples.y == UNLABELLED))
+        if unlabelled == len(samples) and not takes_unlabelled:
+            raise DataError(
+                path,
+                f"{unlabelled:,} images, none of them labelled, and {method} learns from labelled ones only",
+                f"Label some (pictures: a folder for each class, such as {classes[0]}/001.png), or join a "
+                "federation whose method takes unlabelled images: hassle",
+            )
+        used = samples if takes_unlabelled else samples.labelled()
+        train, held = holdout.split(used, holdout_fraction)
+        return cls(tuple(classes), train, held, unlabelled, samples.turned_gray)
+
+    @property
+    def labelled(self) -> int:
+        """Samples with a label, held out or not."""
+        return sum(self.label_counts.values())
 
     @property
     def samples(self) -> int:
-        """All samples, held out or not."""
-        return len(self.train) + len(self.holdout)
+        """All samples that were found: with and without a label, held out or not."""
+        return self.labelled + self.unlabelled
 
     @property
     def label_counts(self) -> dict[str, int]:
@@ -75,19 +95,23 @@ class DeviceData:
             counts += np.bincount(part.y[part.y != UNLABELLED], minlength=len(self.classes))
         return dict(zip(self.classes, counts.tolist(), strict=True))
 
-    @property
-    def unlabelled(self) -> int:
-        """Samples without a label."""
-        return self.samples - sum(self.label_counts.values())
-
     def summary(self) -> str:
-        """One line for a person: "5,412 samples, 10 classes, 541 held out"."""
-        present = sum(count > 0 for count in self.label_counts.values())
-        known = len(self.classes)
-        classes = f"{known} classes" if present == known else f"{present} of {known} classes"
-        pieces = [f"{self.samples:,} samples", classes, f"{len(self.holdout):,} held out"]
-        if self.unlabelled:
-            pieces.append(f"{self.unlabelled:,} unlabelled")
+        """One line for a person: "5,412 samples, 10 classes, 541 held out", or "1,200 images, 120 labelled,
+        3 of 10 classes, 12 held out"."""
+        if self.unlabelled and not self.labelled:
+            pieces = [f"{self.samples:,} images, none labelled"]
+        else:
+            present = sum(count > 0 for count in self.label_counts.values())
+            known = len(self.classes)
+            classes = f"{known} classes" if present == known else f"{present} of {known} classes"
+            found = (
+                f"{self.samples:,} images, {self.labelled:,} labelled"
+                if self.unlabelled
+                else f"{self.samples:,} samples"
+            )
+            pieces = [found, classes, f"{len(self.holdout):,} held out"]
+        if self.unlabelled and len(self.train.labelled()) == len(self.train):
+            pieces.append("the unlabelled ones are left out, this federation learns from labels only")
         if self.turned_gray:
             pieces.append(f"{self.turned_gray:,} colour pictures turned gray, as this federation's are")
         return ", ".join(pieces)

@@ -22,6 +22,7 @@ from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.federation import Federation
 from fedbac_edge.learning.jobs import JobError, perform
 from fedbac_edge.learning.settings import Cancelled
+from fedbac_edge.methods import method
 from fedbac_edge.parts import PartError
 from fedbac_edge.protocol.engine import Job, Trained
 
@@ -68,7 +69,12 @@ class Trainer:
                     "--device cuda", "torch sees no CUDA device here", "Use --device auto or --device cpu"
                 )
             data = DeviceData.open(
-                order.path, classes=model.classes, input_shape=model.input, resize=order.resize
+                order.path,
+                classes=model.classes,
+                input_shape=model.input,
+                resize=order.resize,
+                takes_unlabelled=getattr(method(order.federation), "takes_unlabelled", False),
+                method=order.federation.method.name,
             )
         except DataError as error:
             self._data = error

@@ -38,7 +38,7 @@ class Occupied(ValueError):
 
 @dataclass(frozen=True)
 class Shard:
-    """Samples of one device, or one gateway's test set (`device` empty), per class; and those without label."""
+    """Samples of one device, or one gateway's test set (`device` empty): per class, and without a label."""
 
     gateway: str
     device: str

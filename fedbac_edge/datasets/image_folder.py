@@ -1,7 +1,8 @@
 """A folder of pictures: DIR/<class name>/*.png, *.jpg, ...
 
 Folder names are looked up in the federation's class list; an unknown one is an error and a missing one is
-fine, so that devices which lack different classes agree on every label.
+fine, so that devices which lack different classes agree on every label. Pictures that nobody has labelled lie
+in DIR/unlabelled/, or in DIR itself.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MAX_PIXELS = 64_000_000
 _UNREADABLE = frozenset({".heic", ".heif", ".avif", ".dng", ".nef", ".cr2", ".arw", ".svg", ".jxl"})
 _GRAY = frozenset({"1", "L", "LA", "La"})
 """Pillow's modes without colour."""
+UNLABELLED_FOLDERS = ("unlabelled", "unlabeled")
+"""Folders of pictures without a label, unless a class of the federation has this name."""
 _ORIENTATION = 0x0112
 """EXIF tag: 5 and more are turned by a quarter."""
 _LAYOUT = "Put pictures into one folder per class, for example photos/{}/001.png"
@@ -48,7 +51,8 @@ def read(
 
     `input_shape` is the federation's (C, H, W): pictures are converted to gray or RGB; a picture of another
     size is refused, or scaled to H x W (the aspect ratio is not kept) with `resize`. Pictures directly in
-    `folder` are unlabelled, where that is allowed. Files that are no pictures are passed over.
+    `folder`, and those in its folder "unlabelled", are unlabelled, where that is allowed. Files that are no
+    pictures are passed over.
     Raises DataError naming the folder or file.
     """
     found = pictures(folder, classes, allow_unlabelled)
@@ -167,6 +171,10 @@ def pictures(folder: Path, classes: Sequence[str], allow_unlabelled: bool = Fals
     found = [(path, UNLABELLED) for path in loose]
     for directory in (path for path in entries if path.is_dir()):
         label = position(directory.name, classes)
+        if label is None and directory.name.lower() in UNLABELLED_FOLDERS:
+            if not allow_unlabelled:
+                raise DataError(directory, "pictures without a label are of no use here", example)
+            label = UNLABELLED
         if label is None:
             raise _unknown_class(directory, classes)
         for path in sorted(directory.iterdir(), key=lambda p: p.name):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge.datasets import image_folder, npz
-from fedbac_edge.datasets.samples import DataError
+from fedbac_edge.datasets.samples import UNLABELLED, DataError
 
 SMALLEST, LARGEST = 16, 64
 """Pictures with sides in between are taken as they are; lenet is for small ones."""
@@ -50,8 +50,15 @@ def survey(place: Path) -> Survey:
 
 
 def _folder(place: Path) -> Survey:
-    classes = tuple(sorted(d.name for d in place.iterdir() if d.is_dir() and not d.name.startswith(".")))
-    paths = [path for path, _ in image_folder.pictures(place, classes)]
+    folders = sorted(d.name for d in place.iterdir() if d.is_dir() and not d.name.startswith("."))
+    classes = tuple(name for name in folders if name.lower() not in image_folder.UNLABELLED_FOLDERS)
+    if not classes and folders:
+        raise DataError(
+            place,
+            f"only pictures without a label, in {folders[0]}",
+            "Its classes must be known: give data that have some labels, or edit [model] by hand",
+        )
+    paths = [path for path, _ in image_folder.pictures(place, classes, allow_unlabelled=bool(classes))]
     headers = {image_folder.header(path) for path in paths}
     sizes, channels = {size for size, _ in headers}, 3 if any(colour for _, colour in headers) else 1
     width, height = next(iter(sizes))
@@ -63,11 +70,13 @@ def _folder(place: Path) -> Survey:
 
 
 def _archive(place: Path) -> Survey:
-    samples = npz.read(place)
+    samples = npz.read(place, allow_unlabelled=True)
     if not len(samples):
         raise DataError(place, "no samples in it", "Give a file with some")
-    if int(samples.y.min()) < 0:
+    if int(samples.y.min()) < UNLABELLED:
         raise DataError(place, f"the label {int(samples.y.min())}", "Number the classes from 0")
+    if int(samples.y.max()) < 0:
+        raise DataError(place, "no labels in it, so no classes", "Give data of which some have labels")
     count, (height, width, channels) = int(samples.y.max()) + 1, samples.x.shape[1:]
     if count > len(samples):
         raise DataError(

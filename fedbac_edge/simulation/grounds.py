@@ -140,9 +140,8 @@ def _split(
     """A client's indices: (to train on, held out), by `datasets.holdout`."""
     if not fraction or not len(indices):
         return indices, indices[:0]
-    numbered = Samples(train.x[indices], indices)
-    kept, held = holdout.split(numbered, fraction)
-    return kept.y, held.y
+    held = holdout.held_out(train.take(indices), fraction)
+    return indices[~held], indices[held]
 
 
 def _write(path: Path, array: npt.NDArray[np.generic]) -> None:

@@ -148,17 +148,35 @@ def test_a_federation_for_an_archive(runner: CliRunner) -> None:
 
 
 @pytest.mark.usefixtures("in_tmp_path")
+def test_data_of_which_some_are_unlabelled(runner: CliRunner) -> None:
+    """They count for mean and deviation; what is unlabelled is no class."""
+    _pictures(Path("photos"), {f"{name}/1.png": (32, 32) for name in ("cat", "dog", "unlabelled")})
+    _, model = _init(runner, "photos")
+    assert model is not None
+    assert model.classes == ("cat", "dog")
+    Path("federation.toml").unlink()
+    np.savez("some.npz", x=np.zeros((30, 20, 20), np.uint8), y=np.arange(30) % 4 - 1)
+    _, model = _init(runner, "some.npz")
+    assert model is not None
+    assert model.classes == ("0", "1", "2")
+
+
+@pytest.mark.usefixtures("in_tmp_path")
 def test_data_that_tell_nothing(runner: CliRunner) -> None:
     _pictures(Path("loose"), {"1.png": (32, 32)})
     _pictures(Path("single"), {"cat/1.png": (32, 32)})
     Path("empty").mkdir()
     Path("torn/cat").mkdir(parents=True)
     Path("torn/cat/1.png").write_bytes(b"no picture")
+    _pictures(Path("bare"), {"unlabelled/1.png": (32, 32)})
+    np.savez("bare.npz", x=np.zeros((3, 20, 20), np.uint8))
     np.savez("holes.npz", x=np.zeros((3, 20, 20), np.uint8), y=np.array([0, 1, 10**6]))
     for data, said in {
         "loose": "outside any class folder",
         "single": "at least two different names",
         "empty": "no pictures in it",
+        "bare": "only pictures without a label",
+        "bare.npz": "no labels in it",
         "torn": "1.png: cannot be read",
         "holes.npz": "1000001 classes by its labels",
         "nothing": "no such folder",

@@ -146,6 +146,16 @@ def test_loose_pictures_are_unlabelled_where_that_is_allowed(tmp_path: Path) -> 
     assert read(tmp_path, allow_unlabelled=True).y.tolist() == [-1, 1]
 
 
+def test_a_folder_of_unlabelled_pictures_where_that_is_allowed(tmp_path: Path) -> None:
+    for name in ("unlabelled/1.png", "unlabelled/2.png", "dog/1.png"):
+        save(tmp_path / name)
+    assert "pictures without a label are of no use here" in refusal(tmp_path)
+    assert read(tmp_path, allow_unlabelled=True).y.tolist() == [1, -1, -1]
+    (tmp_path / "unlabelled" / "more").mkdir()
+    with pytest.raises(DataError, match="a folder inside a class folder"):
+        read(tmp_path, allow_unlabelled=True)
+
+
 def test_a_truncated_picture_is_named(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (8, 10, 3), dtype=np.uint8)
     for name in ("1.png", "2.jpg"):

@@ -60,14 +60,65 @@ def test_opening_again_holds_out_the_same(tmp_path: Path) -> None:
     assert not held & {image.tobytes() for image in first.train.x}
 
 
-def test_unlabelled_samples_are_counted_apart(tmp_path: Path) -> None:
-    path = archive(tmp_path / "data.npz", 40, [0, -1, 2, -1])
-    with pytest.raises(DataError, match="sample 1 has no label"):
-        DeviceData.open(path, classes=CLASSES, input_shape=SHAPE)
-    data = DeviceData.open(path, classes=CLASSES, input_shape=SHAPE, allow_unlabelled=True)
-    assert data.unlabelled == 20
-    assert data.label_counts == {"cat": 10, "dog": 0, "owl": 10}
-    assert data.summary() == f"40 samples, 2 of 3 classes, {len(data.holdout)} held out, 20 unlabelled"
+def test_samples_without_labels_are_used_or_left_out(tmp_path: Path) -> None:
+    path = archive(tmp_path / "data.npz", 400, [0, -1, 2, -1])
+    left_out = DeviceData.open(path, classes=CLASSES, input_shape=SHAPE)
+    used = DeviceData.open(path, classes=CLASSES, input_shape=SHAPE, takes_unlabelled=True)
+    for data in (left_out, used):
+        assert (data.samples, data.labelled, data.unlabelled) == (400, 200, 200)
+        assert data.label_counts == {"cat": 100, "dog": 0, "owl": 100}
+        assert len(data.holdout) > 5
+        assert (data.holdout.y >= 0).all(), "nothing can be judged on a sample without a label"
+    found = f"400 images, 200 labelled, 2 of 3 classes, {len(used.holdout)} held out"
+    assert used.summary() == found
+    assert (
+        left_out.summary()
+        == f"{found}, the unlabelled ones are left out, this federation learns from labels only"
+    )
+    assert len(used.train) + len(used.holdout) == 400
+    assert (left_out.train.y >= 0).all()
+    assert np.array_equal(left_out.holdout.x, used.holdout.x)
+
+
+def pictures(folder: Path, count: int, seed: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, pixels in enumerate(np.random.default_rng(seed).integers(0, 256, (count, 6, 6), np.uint8)):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
+def test_unlabelled_pictures_beside_class_folders(tmp_path: Path) -> None:
+    pictures(tmp_path / "owl", 60, 1)
+    pictures(tmp_path / "unlabelled", 30, 2)
+    pictures(tmp_path, 10, 3)
+    data = DeviceData.open(tmp_path, classes=CLASSES, input_shape=SHAPE, takes_unlabelled=True)
+    assert data.summary() == f"100 images, 60 labelled, 1 of 3 classes, {len(data.holdout)} held out"
+    assert 0 < len(data.holdout) < 20
+
+
+@pytest.mark.parametrize("inside", ["", "unlabelled", "Unlabeled"])
+def test_pictures_of_which_none_is_labelled(tmp_path: Path, inside: str) -> None:
+    pictures(tmp_path / inside, 30, 1)
+    data = DeviceData.open(tmp_path, classes=CLASSES, input_shape=SHAPE, takes_unlabelled=True)
+    assert (data.summary(), len(data.train), len(data.holdout)) == ("30 images, none labelled", 30, 0)
+    with pytest.raises(DataError) as caught:
+        DeviceData.open(tmp_path, classes=CLASSES, input_shape=SHAPE, method="fedbac")
+    assert "30 images, none of them labelled, and fedbac learns from labelled ones only" in str(caught.value)
+    assert "cat/001.png" in caught.value.remedy
+
+
+def test_an_archive_without_y(tmp_path: Path) -> None:
+    x = np.random.default_rng(1).integers(0, 256, (50, 6, 6), dtype=np.uint8)
+    np.savez(tmp_path / "bare.npz", x=x)
+    data = DeviceData.open(tmp_path / "bare.npz", classes=CLASSES, input_shape=SHAPE, takes_unlabelled=True)
+    assert data.summary() == "50 images, none labelled"
+    with pytest.raises(DataError, match="none of them labelled"):
+        DeviceData.open(tmp_path / "bare.npz", classes=CLASSES, input_shape=SHAPE)
+
+
+def test_a_class_called_unlabelled_is_a_class(tmp_path: Path) -> None:
+    pictures(tmp_path / "unlabelled", 5, 1)
+    data = DeviceData.open(tmp_path, classes=["labelled", "unlabelled"], input_shape=SHAPE)
+    assert data.label_counts == {"labelled": 0, "unlabelled": 5}
 
 
 @pytest.mark.parametrize("path", [None, "", "  "])

@@ -202,3 +202,22 @@ def test_data_that_do_not_fit(site: Any, federation: Federation, refusal: Refusa
     assert "no samples" in refusal(path=tmp_path / "empty.npz")
     (tmp_path / "cut.npz").write_bytes((tmp_path / "size.npz").read_bytes()[:500])
     assert "cut.npz" in refusal(path=tmp_path / "cut.npz")
+
+
+def test_data_without_labels_for_a_method_that_needs_some(
+    site: Any, federation: Federation, refusal: Refusal, data: Path, start_agent: Any, tmp_path: Path
+) -> None:
+    """None at all: declined before joining, exit 2. Some: the others are left out, and it says so."""
+    site.describe(federation)
+    with np.load(data, allow_pickle=False) as garments:
+        x, y = garments["x"], garments["y"]
+    np.savez(tmp_path / "bare.npz", x=x)
+    said = refusal(path=tmp_path / "bare.npz")
+    assert "300 images, none of them labelled, and fedbac learns from labelled ones only" in said
+    np.savez(tmp_path / "some.npz", x=x, y=np.where(np.arange(300) < 120, y, -1))
+    agent = start_agent(site, tmp_path / "some.npz")
+    joined = agent.wait_for("joined")
+    assert joined["samples"] + joined["holdout"] == 120
+    assert "300 images, 120 labelled" in joined["text"]
+    assert "left out" in joined["text"]
+    assert agent.end() == 0
