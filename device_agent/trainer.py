@@ -73,7 +73,7 @@ class Trainer:
                 classes=model.classes,
                 input_shape=model.input,
                 resize=order.resize,
-                takes_unlabelled=getattr(method(order.federation), "takes_unlabelled", False),
+                takes_unlabelled=method(order.federation).takes_unlabelled,
                 method=order.federation.method.name,
             )
         except DataError as error:
