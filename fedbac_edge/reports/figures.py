@@ -32,6 +32,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#0
 """Okabe-Ito; its yellow darkened, to be seen as a line on white."""
 FILLS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999")
 DASHES = ("-", "--", ":", "-.")
+HATCHES = ("", "////", "....", "xxxx", "----")
+"""Clusters beyond the eighth have the colours again, under a pattern."""
+TEXT = "#222222"
+WRAP = 27
 DPI = 130
 RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -90,7 +94,7 @@ def accuracy_over_rounds(benchmark: Benchmark, style: Mapping[str, Style]) -> by
             axes[1].set_ylim(*_range(curves, begin))
             axes[0].set_title("all rounds", fontsize=10, loc="left", color="#555555")
             axes[1].set_title(f"from round {begin} on", fontsize=10, loc="left", color="#555555")
-        figure.subplots_adjust(left=0.06 if zoomed else 0.09, right=0.79, bottom=0.12, top=0.93, wspace=0.13)
+        figure.subplots_adjust(left=0.06 if zoomed else 0.09, bottom=0.12, top=0.93, wspace=0.13)
         _name_lines(figure, axes[-1], [(label, curve[-1][1], len(curve)) for label, curve in curves], style)
         return _png(figure)
 
@@ -113,42 +117,50 @@ def _range(curves: Sequence[tuple[str, list[tuple[float, float, float]]]], begin
 def _name_lines(
     figure: Figure, axis: Axes, ends: Sequence[tuple[str, float, int]], style: Mapping[str, Style]
 ) -> None:
-    """Names at the right, in the order of the lines' ends, pushed apart, with a thin line to each end."""
+    """Names at the right, in the order of the lines' ends, pushed apart; a thin line leads to each end.
+
+    `ends` are (label, value, rounds). A name is dark on white, its line's colour and dash stand before it.
+    """
+    size = 9.0 if len(ends) <= 8 else 7.5
+    names = {label: textwrap.fill(label, WRAP) for label, _, _ in ends}
+    longest = max(len(line) for name in names.values() for line in name.split("\n"))
+    figure.subplots_adjust(right=1 - (0.7 + longest * size * 0.6 / 72) / figure.get_figwidth())
     figure.draw_without_rendering()
     bottom, top = axis.get_ylim()
-    height = axis.get_window_extent().height
-    right = axis.get_xlim()[1]
-    size = 9 if len(ends) <= 8 else 7.5
-    names = {label: textwrap.fill(label, 27) for label, _, _ in ends}
-    line = size * 1.25 / 72 * figure.dpi
-    tall = {label: (names[label].count("\n") + 1) * line / height * (top - bottom) for label, _, _ in ends}
-    placed: list[tuple[str, float, float]] = []
-    ordered = sorted(ends, key=lambda each: each[1])
+    left, right = axis.get_xlim()
+    unit = (top - bottom) / axis.get_window_extent().height * size * 1.25 / 72 * figure.dpi
+    tall = {label: (name.count("\n") + 1.1) * unit for label, name in names.items()}
+    inch = (right - left) / (axis.get_window_extent().width / figure.dpi)
+    for (label, value, rounds), at in _pushed_apart(ends, tall, bottom, top):
+        colour, dash = style[label]
+        begin, end = right + 0.2 * inch, right + 0.45 * inch
+        axis.plot([begin, end], [at, at], color=colour, linestyle=dash, linewidth=1.8, clip_on=False)
+        if rounds == right and bottom <= value <= top:
+            axis.plot([right, begin], [value, at], color=colour, linewidth=0.7, clip_on=False)
+        place = (right + 0.52 * inch, at)
+        axis.annotate(names[label], place, color=TEXT, fontsize=size, va="center", annotation_clip=False)
+    axis.set_xlim(left, right)
+    axis.set_ylim(bottom, top)
+
+
+def _pushed_apart(
+    ends: Sequence[tuple[str, float, int]], tall: Mapping[str, float], bottom: float, top: float
+) -> list[tuple[tuple[str, float, int], float]]:
+    """Each end and a height for its name, so that names of heights `tall` do not overlap."""
+    placed: list[tuple[tuple[str, float, int], float]] = []
     floor = bottom
-    for label, value, _ in ordered:
-        at = max(min(max(value, bottom), top), floor + tall[label] / 2)
-        placed.append((label, value, at))
-        floor = at + tall[label] / 2
+    for end in sorted(ends, key=lambda each: each[1]):
+        half = tall[end[0]] / 2
+        at = max(min(max(end[1], bottom), top), floor + half)
+        placed.append((end, at))
+        floor = at + half
     ceiling = top
     for index in range(len(placed) - 1, -1, -1):
-        label, value, at = placed[index]
-        at = min(at, ceiling - tall[label] / 2)
-        placed[index] = (label, value, at)
-        ceiling = at - tall[label] / 2
-    widths = {label: length for label, _, length in ends}
-    left = axis.get_xlim()[0]
-    for label, value, at in placed:
-        colour, _ = style[label]
-        text = right + 0.055 * (right - left)
-        axis.annotate(
-            names[label], (text, at), color=colour, fontsize=size, va="center", annotation_clip=False
-        )
-        end = widths[label]
-        if left <= end and bottom <= value <= top:
-            xs, ys = [end, text - 0.01 * (right - left)], [value, at]
-            axis.plot(
-                xs, ys, color=colour, linewidth=0.6, clip_on=False, linestyle="-" if end == right else ":"
-            )
+        end, at = placed[index]
+        half = tall[end[0]] / 2
+        placed[index] = (end, min(at, ceiling - half))
+        ceiling = placed[index][1] - half
+    return placed
 
 
 def clusters_over_rounds(run: Run, title: str) -> bytes:
@@ -164,13 +176,14 @@ def clusters_over_rounds(run: Run, title: str) -> bytes:
         )
         for line, name in enumerate(names):
             for begin, end, cluster in _stays(run.training, name):
+                patterned = cluster >= len(FILLS)
                 upper.barh(
                     line,
                     end - begin + 1,
                     left=begin - 0.5,
                     height=0.84,
                     color=FILLS[cluster % len(FILLS)],
-                    hatch="" if cluster < len(FILLS) else "////",
+                    hatch=HATCHES[cluster // len(FILLS) % len(HATCHES)],
                     edgecolor="#FFFFFF",
                     linewidth=0.5,
                 )
@@ -182,10 +195,8 @@ def clusters_over_rounds(run: Run, title: str) -> bytes:
                         ha="center",
                         va="center",
                         fontsize=8,
-                        color=_on(FILLS[cluster % len(FILLS)]),
-                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-                        if cluster >= len(FILLS)
-                        else None,
+                        color=BLACK if patterned else _on(FILLS[cluster % len(FILLS)]),
+                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8} if patterned else None,
                     )
         upper.set_yticks(range(len(names)), names, fontsize=8)
         upper.set_ylim(len(names) - 0.5, -0.5)

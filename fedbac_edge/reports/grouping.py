@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,11 @@ class Entry:
     method: str
     differs: tuple[str, ...]
     """Settings unlike the preset's, but for those that the whole benchmark shares: "rounds=50"."""
+    label: str
+    """The method and what differs, short; no other entry of the benchmark has it."""
     plain: bool
     """True when nothing at all differs from the preset: only then a paper's figure stands beside."""
     runs: tuple[Run, ...]
-
-    @property
-    def label(self) -> str:
-        """The method, and what differs."""
-        return f"{self.method} ({', '.join(self.differs)})" if self.differs else self.method
 
     @property
     def finished(self) -> tuple[Run, ...]:
@@ -100,26 +97,64 @@ def benchmarks(runs: Iterable[Run]) -> list[Benchmark]:
 
 
 def _benchmark(servers: int, clients: int, runs: Sequence[Run]) -> Benchmark:
-    by_settings: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Run]] = defaultdict(list)
+    by_settings: dict[tuple[tuple[str, Any], ...], list[Run]] = defaultdict(list)
     for run in runs:
-        by_settings[_method(run), tuple(sorted(settings(run.scenario).items()))].append(run)
-    differing = {key: _differing(group[0].scenario) for key, group in by_settings.items()}
-    shared = set.intersection(*(set(each) for each in differing.values())) if len(differing) > 1 else set()
+        by_settings[tuple(sorted(settings(run.scenario).items()))].append(run)
+    groups = list(by_settings.values())
+    differing = [_differing(group[0].scenario) for group in groups]
+    if len(groups) == 1:  # alone, it keeps its name, and the rest is said above its tables
+        shared = set(_by_name(groups[0][0].scenario, set())[1].items())
+    else:
+        shared = set.intersection(*(set(each.items()) for each in differing))
     remarks: list[str] = []
     entries = []
-    for key, group in by_settings.items():
-        differs = tuple(each for each in differing[key] if each not in shared)
-        kept = _one_per_seed(group, remarks)
-        entries.append(Entry(key[0], differs, not differing[key], kept))
-    entries.sort(key=lambda entry: (_rank(entry.method), len(entry.differs), entry.differs))
+    for group in groups:
+        method, own = _by_name(group[0].scenario, shared)
+        label = method + (f" ({', '.join(_short(*each) for each in own.items())})" if own else "")
+        said = tuple(f"{name}={value}" for name, value in own.items())
+        entries.append(Entry(method, said, label, not (shared or own), _one_per_seed(group, remarks)))
+    entries = _distinct(sorted(entries, key=lambda e: (_rank(e.method), len(e.differs), e.differs)))
     return Benchmark(
         cut=runs[0].scenario.cut,
         servers=servers,
         clients=clients,
-        shared=tuple(sorted(shared)),
+        shared=tuple(f"{name}={value}" for name, value in sorted(shared)),
         entries=tuple(entries),
         remarks=(*_partitions(entries), *remarks),
     )
+
+
+def _by_name(scenario: Scenario, shared: set[tuple[str, str]]) -> tuple[str, dict[str, str]]:
+    """The method's name and what still differs: fedbac with a fixed assignment *is* another method.
+
+    The name that leaves the fewest settings to be said; among equals, the one that it was asked for under.
+    """
+    asked = scenario.method or scenario.federation.method.name
+    whole = {name: set(_differing(scenario, name).items()) for name in presets.METHODS}
+    whole = {asked: set(_differing(scenario).items())} | whole
+    name = min(whole, key=lambda name: (len(whole[name] - shared), name != asked, len(whole[name])))
+    return name, dict(sorted(whole[name] - shared))
+
+
+LONG = 12
+
+
+def _short(name: str, value: str) -> str:
+    """A setting in a label: "participation 1", "assignment argmin"."""
+    table, _, key = name.rpartition(".")
+    word = table if key in ("method", "name") else name if key in ("alpha", "drop") else key.replace("_", " ")
+    return f"{word} {value if len(value) <= LONG else value[: LONG - 3] + '...'}"
+
+
+def _distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """Where two labels became alike by being short, the whole settings tell them apart."""
+    labels = [entry.label for entry in entries]
+    return [
+        replace(entry, label=f"{entry.method} ({', '.join(entry.differs)})")
+        if labels.count(entry.label) > 1 and entry.differs
+        else entry
+        for entry in entries
+    ]
 
 
 def settings(scenario: Scenario) -> dict[str, Any]:
@@ -143,26 +178,22 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def _method(run: Run) -> str:
-    return run.scenario.method or run.scenario.federation.method.name
-
-
 def _rank(method: str) -> tuple[int, str]:
     names = list(presets.METHODS)
     return (names.index(method) if method in names else len(names), method)
 
 
-def _differing(scenario: Scenario) -> tuple[str, ...]:
-    """Settings unlike those of the preset (or of a federation's defaults) under the same method."""
-    reference = settings(_reference(scenario))
-    return tuple(
-        f"{name}={_word(value)}"
+def _differing(scenario: Scenario, method: str = "") -> dict[str, str]:
+    """Settings unlike those of the preset (or of a federation's defaults) under `method`, or its own."""
+    reference = settings(_reference(scenario, method or scenario.method))
+    return {
+        name: _word(value)
         for name, value in sorted(settings(scenario).items())
         if value != reference.get(name)
-    )
+    }
 
 
-def _reference(scenario: Scenario) -> Scenario:
+def _reference(scenario: Scenario, method: str) -> Scenario:
     federation = scenario.federation
     try:
         reference = presets.preset(scenario.preset)
@@ -170,12 +201,9 @@ def _reference(scenario: Scenario) -> Scenario:
         plain = Federation(name=federation.name, eligibility="roster", model=federation.model)
         reference = Scenario(federation=plain, cut=scenario.cut)
     try:
-        return presets.with_method(reference, scenario.method)
+        return presets.with_method(reference, method)
     except ScenarioError:
-        table = msgspec.structs.replace(reference.federation.method, name=federation.method.name)
-        return msgspec.structs.replace(
-            reference, federation=msgspec.structs.replace(reference.federation, method=table)
-        )
+        return reference
 
 
 def _word(value: Any) -> str:

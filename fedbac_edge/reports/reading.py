@@ -61,6 +61,8 @@ def read_run(folder: Path) -> Run | None:
 
     Raises ReportError: no run, another version's, a damaged line, a result that its metrics do not give.
     """
+    if (folder / "lock").exists() and not (folder / "run.json").exists():
+        return None  # its data are being laid out
     try:
         about = run.read_about(folder)
         rows = journal.read(folder / "metrics.jsonl")

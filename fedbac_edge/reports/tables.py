@@ -32,8 +32,9 @@ def overview(found: Sequence[Benchmark]) -> Table:
             cells.append(_final(entry) + (f" [{theirs}]" if theirs else ""))
         rows.append((label, *cells))
     return Table(
-        "Distributed accuracy after the last round, %; in brackets the paper's",
-        ("method", *(benchmark.title for benchmark in found)),
+        "Distributed accuracy after the last round, %; in brackets the paper's; * with settings that are "
+        "named below",
+        ("method", *(benchmark.title + (" *" if benchmark.shared else "") for benchmark in found)),
         tuple(rows),
     )
 
@@ -190,7 +191,7 @@ def runs(benchmark: Benchmark) -> Table:
             rows.append(
                 (
                     run.folder.name,
-                    entry.label,
+                    f"{entry.method} ({', '.join(entry.differs)})" if entry.differs else entry.method,
                     seeds([run]),
                     f"{state}, {run.rounds} of {run.planned}",
                     f"{100 * m.accuracy:.2f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,14 +13,26 @@ from fedbac_edge.simulation.run import write_whole
 
 
 def write(folder: Path, blocks: Sequence[Block]) -> list[Path]:
-    """Write all files, each whole or not at all, and name them; those of an earlier report are replaced.
+    """Write all files, each whole or not at all, and name them. Raises OSError.
 
-    Other files in the folder stay. Raises OSError.
+    Those of an earlier report are replaced, its pictures that no longer belong are removed; other files stay.
     """
     title = next((block.text for block in blocks if isinstance(block, Heading)), "")
     files = {"report.html": html(title, blocks).encode(), "report.md": markdown(blocks).encode()}
     files |= {block.name: block.png for block in blocks if isinstance(block, Picture)}
     folder.mkdir(parents=True, exist_ok=True)
+    outdated = _pictures(folder) - set(files)
     for name, data in files.items():
         write_whole(folder / name, data)
+    for name in outdated:
+        (folder / name).unlink(missing_ok=True)
     return [folder / name for name in files]
+
+
+def _pictures(folder: Path) -> set[str]:
+    """File names of the pictures in an earlier report; only such names as `page` gives."""
+    try:
+        text = (folder / "report.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return set()
+    return set(re.findall(r"\]\(((?:accuracy|clusters)-[a-z0-9.-]+\.png)\)", text))

@@ -30,15 +30,37 @@ def rewrite(folder: Path, change: Callable[[dict[str, object]], None]) -> Path:
 
 
 def test_settings_that_differ_name_the_entry_and_shared_ones_the_benchmark(runs: Path) -> None:
-    (found,) = grouped(
-        *(runs / name for name in ("fedbac-1", "fedbac-all", "random-1", "fixed-1", "hierfavg-1"))
-    )
-    labels = [entry.label for entry in found.entries]
-    assert labels[0].startswith("fedbac")
-    assert "selection.participation=1" in found.entries[0].label + found.entries[1].label
+    (found,) = grouped(runs / "fedbac-1", runs / "random-1")
+    assert [entry.label for entry in found.entries] == ["fedbac", "random"]
+    assert {"training.epochs=1", "selection.participation=0.5", "rounds=11"} <= set(found.shared)
+
+    (found,) = grouped(runs / "fedbac-1", runs / "random-1", runs / "fedbac-all")
+    assert [entry.label for entry in found.entries] == [
+        "fedbac (rounds 11, participation 0.5)",
+        "fedbac (rounds 2, participation 1)",
+        "random (rounds 11, participation 0.5)",
+    ]
+    assert found.entries[1].differs == ("rounds=2", "selection.participation=1")
     assert "training.epochs=1" in found.shared
-    assert not any("epochs" in label for label in labels)
-    assert {entry.method for entry in found.entries} == {"fedbac", "random", "fixed", "hierfavg"}
+
+
+def test_a_method_is_known_by_its_settings(runs: Path, copied: Copy) -> None:
+    """fedbac with a fixed assignment is what is called single, or fixed when it begins with round-robin."""
+
+    def fix(about: dict[str, object]) -> None:
+        scenario = about["scenario"]
+        assert isinstance(scenario, dict)
+        scenario["federation"]["assignment"]["method"] = "fixed"
+
+    (found,) = grouped(runs / "fedbac-2", rewrite(copied("fedbac-1"), fix))
+    assert [entry.label for entry in found.entries] == ["fedbac", "single"]
+
+
+def test_settings_stand_above_a_single_entry(runs: Path) -> None:
+    (found,) = grouped(runs / "fedbac-1")
+    assert found.entries[0].label == "fedbac"
+    assert "training.epochs=1" in found.shared
+    assert not found.entries[0].plain
 
 
 def test_seeds_of_one_setting_are_one_entry(runs: Path) -> None:
@@ -112,7 +134,7 @@ def test_the_papers_figure_stands_beside_runs_with_its_settings_alone(
     row = accuracy(found).rows[0]
     assert row[5] == expected[0]
     assert (row[6] == "-") == (expected[0] == "-")
-    assert found.entries[0].differs == (() if expected[1] == "plain" else (expected[1],))
+    assert found.shared == (() if expected[1] == "plain" else (expected[1],))
 
 
 def test_the_papers_rounds_belong_to_their_target(copied: Copy) -> None:

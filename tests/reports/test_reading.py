@@ -38,6 +38,10 @@ def test_a_run_before_the_end_of_its_first_round_is_left_out(
 ) -> None:
     begun = unfinished("fixed-1", 0)
     assert read_run(begun) is None
+    laid_out = begun.parent / "laid-out"
+    laid_out.mkdir()
+    (laid_out / "lock").touch()
+    assert read_run(laid_out) is None
     found, remarks = read_runs([runs / "fixed-1", begun])
     assert [run.folder for run in found] == [runs / "fixed-1"]
     assert "first round" in remarks[0]

@@ -121,6 +121,16 @@ def test_pictures_have_ink_and_a_readable_size(written: Path) -> None:
         assert len(colours) > 50
 
 
+def test_an_earlier_reports_pictures_go_and_other_files_stay(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.png").write_bytes(b"x")
+    for name, there in (("fedbac-1", True), ("hierfavg-1", False)):
+        done = CliRunner().invoke(cli, ["report", str(runs / name), "--out", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        assert bool(list(tmp_path.glob("clusters-*.png"))) == there
+    assert len(list(tmp_path.glob("accuracy-*.png"))) == 1
+    assert (tmp_path / "mine.png").read_bytes() == b"x"
+
+
 def test_one_run_alone(runs: Path, unfinished: Callable[[str, int], Path], tmp_path: Path) -> None:
     for lines in (1, 3):
         folder = unfinished("fedbac-2" if lines == 1 else "random-1", lines)
