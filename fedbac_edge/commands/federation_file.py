@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -22,7 +22,8 @@ ABOUT: dict[str, str] = {
     "evaluation": '"holdout": the bandits learn from samples that devices keep out of training.\n'
     '"test": from test data at the gateways, as in the paper; for the laboratory only.',
     "[model]": "The network, what goes in and what comes out. Every device must agree.",
-    "model.architecture": '"lenet", "lenet-wide" with twice the weights, or your own: "module:factory".',
+    "model.architecture": '"lenet", "lenet-wide" with twice the weights, "resnet8" (for\n'
+    'colour images and a GPU), or your own: "module:factory".',
     "model.input": "Channels, height and width of an image.",
     "model.classes": "Class names in label order; folders of images are mapped by these names.",
     "model.mean": "Per channel, of pixels scaled to 0..1: the mean that is subtracted ...",
@@ -30,7 +31,7 @@ ABOUT: dict[str, str] = {
     "[method]": "Which networks exist and how they are averaged.",
     "method.name": '"fedbac": a global network plus one per cluster. "hierfavg": one network for all.\n'
     '"ifca": one per cluster and none shared. "fed-cam": like fedbac, the two trained in turn.\n'
-    '"local": every site for itself.',
+    '"local": every site for itself. "hassle": for devices of which some or most have no labels.',
     "method.clusters": "Number of clusters; 0 means one per gateway under [gateways].",
     "method.initial": 'Where sites begin: "round-robin" over the clusters, all in a "single" one, or each\n'
     'where its loss is smallest ("argmin").',
@@ -94,6 +95,17 @@ ABOUT: dict[str, str] = {
     "releases.every": "Rounds between two releases; 0: only one, at the end.",
     "releases.key": "Public half of the key that signs them; the private half stays with the cloud.\n"
     "Empty: the cloud makes a key when it first starts. Devices never believe what stands here.",
+    "[hassle]": "Of the method hassle alone: two dual networks and their compact residuals.",
+    "hassle.gamma": "How strongly either dual network is drawn to the other one; 0: not at all.",
+    "hassle.residual_weight": "Weight of labels and pseudo-labels in a residual's loss.",
+    "hassle.tau_s": "Temperature at which the supervised network's residual is distilled ...",
+    "hassle.tau_u": "... and the unsupervised one's.",
+    "hassle.residual_steps": "Optimiser steps of a residual in a round.",
+    "hassle.residual_weight_decay": "On the residuals; training.weight_decay is the dual networks'.",
+    "hassle.residual_width": "Sixteenths of the dual networks' channels.",
+    "hassle.teacher": 'A residual learns from the other "dual" network, or from that "with-residual".',
+    "hassle.confidence": "Pseudo-labels that are less probable are not trained on; 0: all are.",
+    "hassle.align_residuals": "false: without residuals.",
     "[gateways]": 'Gateways and their devices, for example: gw1 = ["dev-1", "dev-2"]\n'
     "An empty list: whoever joins there. The first round waits for every gateway listed here.",
 }
@@ -103,11 +115,11 @@ ABOUT: dict[str, str] = {
 def render(federation: Federation) -> str:
     """TOML text that `config.parse` reads back as an equal federation."""
     values: dict[str, Any] = msgspec.to_builtins(federation)
-    types = {field.name: field.type for field in msgspec.structs.fields(Federation)}
+    types = {field.name: _table(field.type) for field in msgspec.structs.fields(Federation)}
     tables = [name for name, value in values.items() if isinstance(value, dict)]
     lines = ["# A federation of fedbac-edge. Devices and gateways learn all of it from the cloud.", ""]
     for name, value in values.items():
-        if name not in tables:
+        if name not in tables and value is not None:  # None: a table that belongs to another method
             lines += _setting(name, name, value, _default(Federation, name))
     for table in tables:
         lines += ["", *_comment(ABOUT.get(f"[{table}]", "")), f"[{table}]"]
@@ -117,6 +129,11 @@ def render(federation: Federation) -> str:
             else:
                 lines += _setting(f"{table}.{name}", name, value, _default(types[table], name))
     return "\n".join(lines) + "\n"
+
+
+def _table(kind: Any) -> Any:
+    """The table behind `Table | None`."""
+    return next((each for each in get_args(kind) if each is not type(None)), kind)
 
 
 def _setting(path: str, name: str, value: Any, default: Any) -> list[str]:

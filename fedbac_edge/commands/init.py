@@ -9,7 +9,7 @@ import click
 from fedbac_edge.commands.failures import Misconfigured, explained
 from fedbac_edge.commands.options import FILE
 
-PRESET_NAMES = ("fleet", "demo", "paper-fashion-mnist", "paper-cifar10", "paper-svhn")
+PRESET_NAMES = ("fleet", "demo", "hassle", "paper-fashion-mnist", "paper-cifar10", "paper-svhn")
 
 
 @click.command()

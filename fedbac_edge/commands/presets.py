@@ -8,6 +8,7 @@ from fedbac_edge.federation import (
     AssignmentTable,
     DeadlineTable,
     Federation,
+    HassleTable,
     MethodTable,
     ModelTable,
     SelectionTable,
@@ -75,6 +76,20 @@ def demo(name: str) -> Federation:
     )
 
 
+def hassle(name: str) -> Federation:
+    """For a fleet of which some devices have labels for all images, some for a few, most for none."""
+    return Federation(
+        name=name,
+        rounds=60,
+        model=FASHION_MODEL,
+        method=MethodTable(name="hassle", cloud_weight="participants"),
+        training=TrainingTable(epochs=2, learning_rate=0.05, weight_decay=0.0),
+        selection=SelectionTable(method="random"),
+        hassle=HassleTable(),
+        gateways={"gw1": (), "gw2": ()},
+    )
+
+
 def _paper(model: ModelTable, rounds: int, method: MethodTable) -> Callable[[str], Federation]:
     def make(name: str) -> Federation:
         return Federation(
@@ -92,6 +107,7 @@ def _paper(model: ModelTable, rounds: int, method: MethodTable) -> Callable[[str
 PRESETS: dict[str, Callable[[str], Federation]] = {
     "fleet": fleet,
     "demo": demo,
+    "hassle": hassle,
     "paper-fashion-mnist": _paper(FASHION_MODEL, 100, MethodTable(initial="single")),
     "paper-cifar10": _paper(CIFAR10_MODEL, 200, MethodTable()),
     "paper-svhn": _paper(SVHN_MODEL, 150, MethodTable()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -39,14 +40,21 @@ def test_every_setting_is_explained() -> None:
     fields = {field.name: field for field in msgspec.structs.fields(Federation)}
     expected = set()
     for name, field in fields.items():
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            expected |= {
-                f"[{name}]",
-                *(f"{name}.{inner.name}" for inner in msgspec.structs.fields(field.type)),
-            }
+        kind = next((each for each in get_args(field.type) if each is not type(None)), field.type)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            expected |= {f"[{name}]", *(f"{name}.{inner.name}" for inner in msgspec.structs.fields(kind))}
         else:
             expected.add("[gateways]" if name == "gateways" else name)
     assert set(ABOUT) == expected
+
+
+def test_a_table_of_one_method_stands_in_its_files_alone() -> None:
+    assert "hassle]" not in render(PRESETS["fleet"]("x"))
+    federation = PRESETS["hassle"]("x")
+    text = render(federation)
+    assert "[hassle]\n" in text
+    assert "Default: 2.0\ntau_s = 2.0" in text
+    assert config.parse(text) == federation
 
 
 def test_defaults_are_named() -> None:
