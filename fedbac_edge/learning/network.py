@@ -17,6 +17,8 @@ from torch import nn
 from fedbac_edge.learning.compiled import Kernel, aligned, kernel_for
 from fedbac_edge.learning.inputs import check_part
 from fedbac_edge.learning.local import best_backend
+from fedbac_edge.learning.losses import cross_entropy
+from fedbac_edge.learning.normalise import Labels
 from fedbac_edge.learning.settings import Backend
 from fedbac_edge.models.additive import dump, load, network
 from fedbac_edge.models.catalog import LeNet
@@ -33,6 +35,10 @@ class Trainee(Protocol):
 
     def backward(self, dlogits: FloatArray) -> None:
         """Add the loss's gradient by the weights, from that by the logits of the last `forward`."""
+        ...
+
+    def learn(self, x: FloatArray, y: Labels) -> float:
+        """`forward` and `backward` of the mean cross-entropy against labels (N,), which is returned."""
         ...
 
     def pull(self, centre: Part, strength: float) -> None:
@@ -104,6 +110,12 @@ class AutogradTrainee:
         if logits is None:
             raise ValueError("backward follows a forward pass, once")
         logits.backward(torch.from_numpy(dlogits).to(self._device))  # type: ignore[no-untyped-call]
+
+    def learn(self, x: FloatArray, y: Labels) -> float:
+        """See `Trainee`."""
+        loss, gradient = cross_entropy(self.forward(x), y)
+        self.backward(gradient)
+        return loss
 
     def pull(self, centre: Part, strength: float) -> None:
         """See `Trainee`."""
@@ -180,6 +192,17 @@ class CompiledTrainee:
         self._kernel.pullback(x, given, self._rows[0], self._fresh, self._work)
         self._gradient += self._fresh
 
+    def learn(self, x: FloatArray, y: Labels) -> float:
+        """See `Trainee`. The kernel knows this loss: one forward pass."""
+        self._check(x)
+        if not len(y) or y.shape != x.shape[:1] or not 0 <= y.min() <= y.max() < self._kernel.model.classes:
+            raise ValueError(f"{len(x)} images need as many labels, of the model's classes")
+        self._x = None
+        x, labels = np.ascontiguousarray(x, dtype=np.float32), np.ascontiguousarray(y, dtype=np.int64)
+        loss = self._kernel.gradient(x, labels, len(y), self._rows, self._fresh, self._work)
+        self._gradient += self._fresh
+        return loss / len(y)
+
     def pull(self, centre: Part, strength: float) -> None:
         """See `Trainee`."""
         # A centre is laid out once: the same part pulls at every step of a training.
@@ -201,10 +224,12 @@ class CompiledTrainee:
 
     def logits(self, x: FloatArray) -> FloatArray:
         """See `Trainee`."""
-        x = np.ascontiguousarray(x, dtype=np.float32)
+        self._check(x)
+        return self._kernel.logits(np.ascontiguousarray(x, dtype=np.float32), self._rows[0], self._work)
+
+    def _check(self, x: FloatArray) -> None:
         if x.shape[1:] != self._kernel.model.input_shape:
             raise ValueError(f"the model reads images (N, {self._kernel.model.input_shape}), found {x.shape}")
-        return self._kernel.logits(x, self._rows[0], self._work)
 
     def dump(self) -> Part:
         """See `Trainee`."""
