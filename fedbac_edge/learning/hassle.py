@@ -38,10 +38,10 @@ from fedbac_edge.learning.network import trainee
 from fedbac_edge.learning.normalise import Images, Labels, normalise
 from fedbac_edge.learning.settings import Backend, Cancelled, Count, NonNegative, Normalisation, Positive
 from fedbac_edge.learning.threads import torch_threads
+from fedbac_edge.methods.hassle import R_S, R_U, W_S, W_U
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import FloatArray, Part
 
-W_S, W_U, R_S, R_U = "supervised", "unsupervised", "residual-s", "residual-u"
 CHUNK = 512
 """Images at once where nothing is trained."""
 
