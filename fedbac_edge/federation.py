@@ -100,6 +100,11 @@ class TrainingTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Torch threads: part of the specification since sums depend on it."""
     backend: Literal["auto", "compiled", "fused", "reference"] = "auto"
     """The training path; auto is each device's fastest. Bit-equal results need one path everywhere."""
+    unlabelled: Literal["ignore", "pseudo"] = "ignore"
+    """pseudo: samples without a label get that of the served model, and devices without any label take part.
+    (HASSLE has its own way with them, whatever is said here.)"""
+    confidence: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """pseudo: samples whose pseudo-label is less probable are left out of the round; 0: none."""
 
 
 class SelectionTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

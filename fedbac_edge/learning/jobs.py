@@ -97,7 +97,7 @@ def _train(job: TrainJob, bench: _Bench, train: Samples, cancelled: Callable[[],
     weights = {
         role.weight: learned.weights[role.name] for role in bench.method.roles if role.name in learned.parts
     }
-    learned_without = weights.get("unlabelled", 0)
+    learned_without = weights.get("unlabelled", learned.unlabelled)
     return Trained(
         job=job.id,
         parts={role: pack(part) for role, part in learned.parts.items()},

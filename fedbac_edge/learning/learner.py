@@ -6,11 +6,14 @@ Torch is imported when a lesson begins, so that a process can know this module a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.federation import Federation
 from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
+from fedbac_edge.methods import method
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
 
@@ -48,11 +51,15 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Learned:
-    """The roles that were trained; `weights`: how many samples of the role's kind each was trained on."""
+    """The roles that were trained; `weights`: how many samples of the role's kind each was trained on.
+
+    `unlabelled`: of a role's samples, if it learns from all kinds, those without a label.
+    """
 
     parts: dict[str, Part]
     weights: dict[str, int]
     loss: float
+    unlabelled: int = 0
 
 
 Learner = Callable[[Lesson], Learned]
@@ -60,11 +67,41 @@ Learner = Callable[[Lesson], Learned]
 
 def joint(lesson: Lesson) -> Learned:
     """All roles at once, on the sum of their logits, from the labelled samples (Fed-BAC and its kin)."""
-    from fedbac_edge.learning.local import train_jointly
-
     labelled = lesson.train.labelled()
     if not len(labelled):
         raise NothingToLearn("this device has no labelled samples to train on")
+    return _train_jointly(lesson, labelled)
+
+
+def joint_with_pseudo_labels(lesson: Lesson) -> Learned:
+    """The same, and samples without a label have that of the model which the device was given."""
+    from fedbac_edge.learning.pseudo_labels import pseudo_labelled
+
+    wanted = lesson.federation.training.confidence
+    served = method(lesson.federation).served_view.coefficients()
+    samples = pseudo_labelled(
+        next(iter(lesson.models.values())),
+        [(lesson.parts[role], factor) for role, factor in served.items()],
+        lesson.train,
+        lesson.normalisation,
+        wanted,
+        threads=lesson.threads,
+        device=lesson.device,
+        backend=lesson.backend,
+        cancelled=lesson.cancelled,
+    )
+    if not len(samples):
+        raise NothingToLearn(
+            "this device has no labelled samples"
+            + (f", and the model is sure of none of the others by {wanted:g}" if len(lesson.train) else "")
+        )
+    given = int(np.count_nonzero(lesson.train.y != UNLABELLED))
+    return replace(_train_jointly(lesson, samples), unlabelled=len(samples) - given)
+
+
+def _train_jointly(lesson: Lesson, labelled: Samples) -> Learned:
+    from fedbac_edge.learning.local import train_jointly
+
     update = train_jointly(
         next(iter(lesson.models.values())),
         lesson.parts,
@@ -80,7 +117,7 @@ def joint(lesson: Lesson) -> Learned:
     return Learned(update.parts, dict.fromkeys(update.parts, update.samples), update.loss)
 
 
-LEARNERS: dict[str, Learner] = {"joint": joint}
+LEARNERS: dict[str, Learner] = {"joint": joint, "pseudo-labels": joint_with_pseudo_labels}
 
 
 def learner(name: str) -> Learner:

@@ -7,6 +7,7 @@ role ("global", "cluster-3"). The cloud keeps the parts, a device trains one par
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import fedbac, fedcam, hassle, hierfavg, ifca, local
@@ -31,4 +32,7 @@ def method(federation: Federation) -> Method:
     name = federation.method.name
     if name not in METHODS:
         raise UnknownMethod(f"[method] no method is called {name!r}; there are: {', '.join(sorted(METHODS))}")
-    return METHODS[name](federation)
+    made = METHODS[name](federation)
+    if federation.training.unlabelled == "pseudo" and made.learner == "joint":
+        return replace(made, learner="pseudo-labels", labels_the_rest=True)
+    return made

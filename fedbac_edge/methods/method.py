@@ -78,6 +78,8 @@ class Method:
     """Roles that a device trains in turn, each on what the others leave over; empty: all jointly."""
     learner: str = "joint"
     """How a device trains its roles (`learning.learner`)."""
+    labels_the_rest: bool = False
+    """True when roles that learn from "samples" learn from those without a label too."""
     views: tuple[View, ...] = ()
     """Models that are measured; the first is served and exported. Empty: the plain sum of all roles."""
     judged: str = ""
@@ -106,7 +108,7 @@ class Method:
     @property
     def takes_unlabelled(self) -> bool:
         """True when samples without labels are trained on."""
-        return any(role.weight == "unlabelled" for role in self.roles)
+        return self.labels_the_rest or any(role.weight == "unlabelled" for role in self.roles)
 
     @property
     def reassigns(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from fedbac_edge.federation import Federation
 from fedbac_edge.learning import jobs
 from fedbac_edge.learning.evaluation import evaluate
 from fedbac_edge.learning.jobs import JobError, perform, training_seed
+from fedbac_edge.learning.pseudo_labels import pseudo_labelled
 from fedbac_edge.learning.settings import Cancelled, LocalTraining, Normalisation
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet
@@ -234,3 +236,31 @@ def test_known_without_torch() -> None:
     """Importing the module costs no torch; only doing a job does."""
     code = f"import {jobs.__name__}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_pseudo_labels_let_samples_without_a_label_count(
+    federation: Federation, parts: dict[str, Part], blobs: dict[str, bytes], train: Samples, holdout: Samples
+) -> None:
+    """Labels of the served sum as it came, for training only: the hold-out judges by people's labels."""
+    bare = Samples(train.x, np.where(np.arange(len(train)) < 120, train.y, UNLABELLED))
+    served = [(parts["global"], 1.0), (parts["cluster-1"], 1.0)]
+    filled = pseudo_labelled(LeNet(), served, bare, GRAY)
+    expected = perform(job(parts), blobs, federation, filled, holdout)
+    found = perform(job(parts), blobs, _with_pseudo(federation), bare, holdout)
+    assert isinstance(expected, Trained)
+    assert found == replace(expected, unlabelled=180)
+
+    nobody = bare.take(bare.y == UNLABELLED)
+    alone = perform(job(parts), blobs, _with_pseudo(federation), nobody, nobody)
+    assert isinstance(alone, Trained)
+    assert (alone.samples, alone.unlabelled, alone.data, alone.holdout) == (180, 180, 180, NO_SCORE)
+    sure = _with_pseudo(federation, confidence=0.99)
+    with pytest.raises(JobError, match=r"no labelled samples, and the model is sure of none .* by 0\.99"):
+        perform(job(parts), blobs, sure, nobody, holdout)
+    with pytest.raises(JobError, match=r"no labelled samples$"):
+        perform(job(parts), blobs, sure, nobody.take(np.zeros(len(nobody), np.bool_)), holdout)
+
+
+def _with_pseudo(federation: Federation, confidence: float = 0.0) -> Federation:
+    training = msgspec.structs.replace(federation.training, unlabelled="pseudo", confidence=confidence)
+    return msgspec.structs.replace(federation, training=training)

@@ -115,7 +115,7 @@ def test_self_training_on_the_union_is_the_objective_weighted_by_kind(
     for x, y in kinds:
         images = (torch.from_numpy(x).double().permute(0, 3, 1, 2) / 255 - 0.286) / 0.353
         loss = torch.nn.functional.cross_entropy(model(images), torch.from_numpy(y))
-        (loss * len(y) / total).backward()
+        (loss * len(y) / total).backward()  # type: ignore[no-untyped-call]
     for role, part in trained.items():
         for name, weights in model.part(role).named_parameters():
             assert weights.grad is not None

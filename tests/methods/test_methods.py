@@ -96,3 +96,18 @@ def test_an_unknown_method_names_those_that_exist() -> None:
         method(wrong)
     assert "'fedbuck'" in str(refusal.value)
     assert all(name in str(refusal.value) for name in METHODS)
+
+
+def test_methods_that_train_jointly_can_take_samples_without_labels() -> None:
+    """Fed-BAC and its kin alike; HASSLE has a way of its own."""
+    for name in sorted(METHODS):
+        ignoring, taking = (
+            method(federation(method=f'name = "{name}"', training=more))
+            for more in ("", 'unlabelled = "pseudo"')
+        )
+        if name == "hassle":
+            assert taking == ignoring
+            continue
+        assert (ignoring.usable(3, 40), taking.usable(3, 40)) == (3, 43)
+        assert ignoring.roles == taking.roles
+        assert taking.trained(1, 40, 40) == tuple(role.name for role in taking.roles)
