@@ -29,9 +29,9 @@ from fedbac_edge.commands.options import FILE, json_option
 def report(runs: tuple[Path, ...], out: Path | None, targets: tuple[float, ...], as_json: bool) -> None:
     """Report on runs of `fedbac simulate`, finished or going on.
 
-    Writes report.html (one file, pictures inside) and report.md with its pictures beside it: accuracy over
-    rounds, clusters over rounds, final figures over seeds beside the paper's, rounds and bytes to a target,
-    differences between methods on equal partitions.
+    Writes report.html (one file, pictures inside), report.md with its pictures beside it, and rounds.csv:
+    accuracy over rounds, clusters over rounds, final figures over seeds beside the paper's, rounds and bytes
+    to a target, differences between methods on equal partitions.
 
     \b
     Example: Fed-BAC and its baseline
@@ -56,8 +56,10 @@ def report(runs: tuple[Path, ...], out: Path | None, targets: tuple[float, ...],
             if out is not None or not as_json:
                 from fedbac_edge.reports import written
                 from fedbac_edge.reports.page import page
+                from fedbac_edge.reports.rounds_csv import rounds_csv
 
-                files = written.write(out or Path("report"), page(groups, remarks, targets))
+                blocks = page(groups, remarks, targets)
+                files = written.write(out or Path("report"), blocks, rounds_csv(groups))
                 for path in [] if as_json else files:
                     click.echo(str(path))
             for remark in remarks:

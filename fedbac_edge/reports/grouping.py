@@ -73,6 +73,11 @@ class Benchmark:
         groups = f" {self.cut.groups} groups" if self.cut.groups else ""
         samples = f", {self.cut.samples} samples" if self.cut.samples else ""
         drift = f", drift in round {self.cut.drift_round}" if self.cut.drift_round else ""
+        if self.cut.form == "annotation":
+            return (
+                f"{self.data}, annotation {self.cut.annotation}, {100 * self.cut.labelled:g} % labelled, "
+                f"alpha {self.cut.alpha_client:g}, {self.servers} servers x {self.clients} clients{samples}"
+            )
         return (
             f"{self.data}, alpha {self.cut.alpha_server:g}/{self.cut.alpha_client:g}, "
             f"{self.cut.form}{groups}, {self.servers} servers x {self.clients} clients{samples}{drift}"

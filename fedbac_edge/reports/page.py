@@ -98,6 +98,8 @@ def slug(benchmark: Benchmark) -> str:
     drift = f"-drift{cut.drift_round}" if cut.drift_round else ""
     usual = (benchmark.servers, benchmark.clients) == (10, 10)
     size = "" if usual else f"-{benchmark.servers}x{benchmark.clients}"
+    if cut.form == "annotation":
+        return f"{benchmark.data}-{cut.annotation}-{cut.labelled:g}-{cut.alpha_client:g}{size}"
     return f"{benchmark.data}-{cut.alpha_server:g}-{cut.form}{groups}{drift}{size}"
 
 

@@ -223,7 +223,7 @@ def _paper_setting(benchmark: Benchmark) -> bool:
     return (
         (benchmark.servers, benchmark.clients) == (paper.SERVERS, paper.CLIENTS)
         and cut.alpha_client == paper.ALPHA_CLIENT
-        and cut.form != "planted"
+        and cut.form in ("per-server", "per-class")
         and cut.samples is None
         and cut.test_samples is None
     )

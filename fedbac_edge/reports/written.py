@@ -1,4 +1,4 @@
-"""A report on disk: report.html, and report.md with its pictures."""
+"""A report on disk: report.html, report.md with its pictures, and rounds.csv."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from fedbac_edge.reports.markdown import markdown
 from fedbac_edge.simulation.run import write_whole
 
 
-def write(folder: Path, blocks: Sequence[Block]) -> list[Path]:
-    """Write all files, each whole or not at all, and name them. Raises OSError.
+def write(folder: Path, blocks: Sequence[Block], rounds: str) -> list[Path]:
+    """Write all files, each whole or not at all, and name them; `rounds` is the CSV. Raises OSError.
 
     Those of an earlier report are replaced, its pictures that no longer belong are removed; other files stay.
     """
     title = next((block.text for block in blocks if isinstance(block, Heading)), "")
     files = {"report.html": html(title, blocks).encode(), "report.md": markdown(blocks).encode()}
+    files["rounds.csv"] = rounds.encode()
     files |= {block.name: block.png for block in blocks if isinstance(block, Picture)}
     folder.mkdir(parents=True, exist_ok=True)
     outdated = _pictures(folder) - set(files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -109,6 +110,20 @@ def test_every_run_is_listed_and_every_moving_one_is_drawn(written: Path) -> Non
     assert any("seed2" in name for name in drawn)
     assert not any("hierfavg" in name or "fixed" in name for name in drawn)
     assert len(list(written.glob("accuracy-*.png"))) == 1
+
+
+def test_the_csv_has_every_round_of_every_run(written: Path, runs: Path) -> None:
+    with (written / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5 * 11 + 2
+    expected = [json.loads(line) for line in (runs / "fixed-1" / "metrics.jsonl").read_text().splitlines()]
+    training = [row for row in expected if row["phase"] == "train"]
+    found = [row for row in rows if row["method"] == "fixed"]
+    assert [float(row["accuracy"]) for row in found] == pytest.approx(
+        [row["accuracy"] for row in training], abs=1e-6
+    )
+    sent = [row["traffic"]["sent_up"] + row["traffic"]["sent_down"] for row in training]
+    assert int(found[1]["sent_bytes"]) == sum(sent[:2])
 
 
 def test_pictures_have_ink_and_a_readable_size(written: Path) -> None:
