@@ -71,7 +71,7 @@ class DeviceData:
                 path,
                 f"{unlabelled:,} images, none of them labelled, and {method} learns from labelled ones only",
                 f"Label some (pictures: a folder for each class, such as {classes[0]}/001.png), or join a "
-                "federation whose method takes unlabelled images: hassle",
+                'federation that takes unlabelled images: method hassle, or [training] unlabelled = "pseudo"',
             )
         used = samples if takes_unlabelled else samples.labelled()
         train, held = holdout.split(used, holdout_fraction)

@@ -53,6 +53,9 @@ ABOUT: dict[str, str] = {
     "training.threads": "CPU threads for training. Part of the result: sums depend on their order.",
     "training.backend": 'How it is computed: "auto" takes the fastest that a device has\n'
     '("compiled", "fused", "reference"). Same results bit by bit need the same everywhere.',
+    "training.unlabelled": 'Samples without a label: "ignore" them, or "pseudo": the served model labels\n'
+    "them and the device trains on them too. The method hassle has its own way.",
+    "training.confidence": 'Of "pseudo": labels that are less probable are not trained on; 0: all are.',
     "[selection]": "Which devices a gateway asks in a round.",
     "selection.method": '"thompson": the ones that helped before, by Thompson sampling. "random": any.',
     "selection.participation": "Share of a gateway's devices that is asked, rounded down, at least one:\n"
