@@ -61,13 +61,42 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
     }
 
 
+Curve = list[tuple[float, float, float]]
+"""Round by round (lowest, mean, highest) over seeds, in percent."""
+
+
 def accuracy_over_rounds(benchmark: Benchmark, style: Mapping[str, Style]) -> bytes:
     """PNG: mean over seeds and the band from the worst to the best seed; beside it the later rounds, larger.
 
     Entries whose runs are all unfinished are drawn as far as they are.
     """
+    curves = [
+        (entry.label, _curve([[row.accuracy or 0.0 for row in run.training] for run in entry.counted]))
+        for entry in benchmark.entries
+    ]
+    return _curves(curves, style, "distributed accuracy, % of test samples")
+
+
+def views_over_rounds(entry: Entry) -> bytes:
+    """PNG: the same for each view of an entry's method."""
+    names = list(entry.counted[0].training[-1].views)
+    curves = [
+        (name, _curve([[row.views.get(name, 0.0) for row in run.training] for run in entry.counted]))
+        for name in names
+    ]
+    return _curves(curves, styles(names), "accuracy of the view, % of test samples")
+
+
+def _curve(runs: Sequence[Sequence[float]]) -> Curve:
+    """From shares, a sequence per run; as far as every run goes."""
+    return [
+        (100 * min(column), 100 * sum(column) / len(column), 100 * max(column))
+        for column in zip(*runs, strict=False)
+    ]
+
+
+def _curves(curves: Sequence[tuple[str, Curve]], style: Mapping[str, Style], what: str) -> bytes:
     with matplotlib.rc_context(RC):
-        curves = [(entry.label, _curve(entry)) for entry in benchmark.entries]
         longest = max(len(curve) for _, curve in curves)
         zoomed = longest >= 10
         figure = Figure(figsize=(11.0 if zoomed else 8.0, 4.6), layout=None)
@@ -85,7 +114,7 @@ def accuracy_over_rounds(benchmark: Benchmark, style: Mapping[str, Style]) -> by
                     axis.fill_between(rounds, lows, highs, color=colour, alpha=0.2, linewidth=0)
             axis.set_xlabel("round")
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes[0].set_ylabel("distributed accuracy, % of test samples")
+        axes[0].set_ylabel(what)
         axes[0].set_xlim(1 if longest > 1 else 0.5, max(longest, 1.5))
         axes[0].set_ylim(0, 100)
         if zoomed:
@@ -99,14 +128,7 @@ def accuracy_over_rounds(benchmark: Benchmark, style: Mapping[str, Style]) -> by
         return _png(figure)
 
 
-def _curve(entry: Entry) -> list[tuple[float, float, float]]:
-    """Round by round (lowest, mean, highest) over seeds in percent, as far as every counted run goes."""
-    shortest = min(len(run.training) for run in entry.counted)
-    columns = [[100 * (row.accuracy or 0.0) for row in run.training[:shortest]] for run in entry.counted]
-    return [(min(column), sum(column) / len(column), max(column)) for column in zip(*columns, strict=True)]
-
-
-def _range(curves: Sequence[tuple[str, list[tuple[float, float, float]]]], begin: int) -> tuple[float, float]:
+def _range(curves: Sequence[tuple[str, Curve]], begin: int) -> tuple[float, float]:
     """Limits that hold every value from round `begin` on, with some air."""
     late = [value for _, curve in curves for each in curve[begin - 1 :] for value in (each[0], each[2])]
     low, high = min(late), max(late)

@@ -33,6 +33,16 @@ class Reached:
 
 
 @dataclass(frozen=True)
+class View:
+    """One of several models that a method gives a server: mean over servers."""
+
+    accuracy: float
+    """After the last round."""
+    accuracy_last: float
+    """Mean over the last ten rounds."""
+
+
+@dataclass(frozen=True)
 class Merit:
     """Of the last round that is over, unless said otherwise."""
 
@@ -54,6 +64,8 @@ class Merit:
     """Of the whole run."""
     reached: dict[float, Reached | None]
     """Target -> when; None: not reached."""
+    views: dict[str, View]
+    """Where the method has several; the figures above are of the served one."""
 
 
 def merit(run: Run, targets: Iterable[float] = ()) -> Merit:
@@ -75,6 +87,10 @@ def merit(run: Run, targets: Iterable[float] = ()) -> Merit:
         moves=moves(run.training),
         bytes=traffic(run.rows),
         reached={target: reach(run.rows, target) for target in targets},
+        views={
+            name: View(share, fmean(row.views[name] for row in run.training[-LAST:] if name in row.views))
+            for name, share in last.views.items()
+        },
     )
 
 

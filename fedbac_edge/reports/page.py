@@ -51,6 +51,10 @@ def _benchmark(
         blocks.append(Remarks(tuple(remarks)))
     blocks.append(_accuracy(benchmark, style, names))
     blocks += [tables.accuracy(benchmark), tables.servers(benchmark)]
+    views = tables.views(benchmark)
+    if views is not None:
+        blocks += [_views(benchmark, e, names) for e in benchmark.entries if e.counted[0].training[-1].views]
+        blocks.append(views)
     difference = tables.differences(benchmark)
     if difference is not None:
         blocks.append(difference)
@@ -72,6 +76,15 @@ def _accuracy(benchmark: Benchmark, style: dict[str, figures.Style], names: set[
         alt=f"Accuracy over rounds: {', '.join(entry.label for entry in benchmark.entries)}",
         caption=f"Distributed accuracy over rounds{band}. {benchmark.title}.",
         png=figures.accuracy_over_rounds(benchmark, style),
+    )
+
+
+def _views(benchmark: Benchmark, entry: Entry, names: set[str]) -> Picture:
+    return Picture(
+        name=_name(f"views-{slug(benchmark)}-{entry.label[:40]}", names),
+        alt=f"Accuracy of each view over rounds: {entry.label}",
+        caption=f"Accuracy of each view of {entry.label}, mean over servers. {benchmark.title}.",
+        png=figures.views_over_rounds(entry),
     )
 
 

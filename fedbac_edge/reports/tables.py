@@ -93,6 +93,25 @@ def servers(benchmark: Benchmark) -> Table:
     )
 
 
+def views(benchmark: Benchmark) -> Table | None:
+    """Every model that a method gives, where one gives several; None when none does."""
+    rows = []
+    for entry in benchmark.entries:
+        merits = [merit(run) for run in entry.counted]
+        for name in merits[0].views:
+            there = [m.views[name] for m in merits if name in m.views]
+            last, ten = spread([v.accuracy for v in there]), spread([v.accuracy_last for v in there])
+            rows.append((entry.label, name, _percent(last), _percent(ten)))
+    if not rows:
+        return None
+    return Table(
+        "Accuracy of each view (the models that a method offers; the figures above are of the served one), %",
+        ("method", "view", "last round", "mean of last ten"),
+        tuple(rows),
+        frozenset({1}),
+    )
+
+
 def target(benchmark: Benchmark, share: float) -> Table:
     """Rounds and bytes until a target was first reached."""
     rows = []

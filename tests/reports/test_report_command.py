@@ -136,6 +136,25 @@ def test_pictures_have_ink_and_a_readable_size(written: Path) -> None:
         assert len(colours) > 50
 
 
+def test_views_of_a_method_are_told_and_drawn(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """Rows as a method with several views writes them; the served one is EM."""
+    folder = copied("hierfavg-1")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    training = [row for row in rows if row["phase"] == "train"]
+    for row in training:
+        row["views"] = {"EM": row["accuracy"], "SM": 0.5 + row["round"] / 100, "UM": 0.25}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "report"
+    done = CliRunner().invoke(cli, ["report", str(folder), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    text = (out / "report.md").read_text()
+    lasts = [0.5 + row["round"] / 100 for row in training][-10:]
+    assert f"| hierfavg | SM | 61.00 | {100 * sum(lasts) / 10:.2f} |" in text
+    assert "| hierfavg | UM | 25.00 | 25.00 |" in text
+    (picture,) = out.glob("views-*.png")
+    assert picture.name in text
+
+
 def test_an_earlier_reports_pictures_go_and_other_files_stay(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.png").write_bytes(b"x")
     for name, there in (("fedbac-1", True), ("hierfavg-1", False)):
