@@ -22,6 +22,8 @@ Positive = Annotated[float, Meta(gt=0, le=1e9)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
+NO_CLIPPING = 1e9
+"""[training] clip_norm that no gradient reaches."""
 HostileShare = Annotated[float, Meta(gt=0, lt=0.5)]
 
 
@@ -78,7 +80,7 @@ class HassleTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     confidence: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Pseudo-labels below this probability are not trained on; 0: all are."""
     align_residuals: bool = True
-    """False: residuals learn from labels and pseudo-labels alone."""
+    """False: the dual models alone; there are no residuals and no round of their own."""
 
 
 class TrainingTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation import NO_CLIPPING, Federation, HassleTable
 from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
 from fedbac_edge.methods import method
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
+
+if TYPE_CHECKING:
+    from fedbac_edge.learning.hassle import HassleSettings
 
 
 class NothingToLearn(ValueError):
@@ -117,7 +122,63 @@ def _train_jointly(lesson: Lesson, labelled: Samples) -> Learned:
     return Learned(update.parts, dict.fromkeys(update.parts, update.samples), update.loss)
 
 
-LEARNERS: dict[str, Learner] = {"joint": joint, "pseudo-labels": joint_with_pseudo_labels}
+def hassle(lesson: Lesson) -> Learned:
+    """HASSLE's round (`learning.hassle`): the roles of each kind of samples from these samples."""
+    from fedbac_edge.learning.hassle import train_hassle
+
+    table = lesson.federation.hassle or HassleTable()
+    update = train_hassle(
+        lesson.models,
+        lesson.parts,
+        lesson.train.labelled(),
+        without_labels(lesson.train),
+        _hassle_settings(table, lesson.training),
+        lesson.normalisation,
+        lesson.seed,
+        residuals_only=table.align_residuals and lesson.round == 1,
+        threads=lesson.threads,
+        device=lesson.device,
+        backend=lesson.backend,
+        cancelled=lesson.cancelled,
+    )
+    if not update.parts:
+        raise NothingToLearn(
+            f"no pseudo-label of this device reaches the confidence of {table.confidence:g} ([hassle])"
+        )
+    kinds = {role.name: role.weight for role in method(lesson.federation).roles}
+    weights = {
+        role: update.labelled if kinds[role] == "labelled" else update.unlabelled for role in update.parts
+    }
+    return Learned(update.parts, weights, fmean(update.losses.values()))
+
+
+def _hassle_settings(table: HassleTable, training: LocalTraining) -> HassleSettings:
+    from fedbac_edge.learning.hassle import HassleSettings
+
+    return HassleSettings(
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        residual_weight_decay=table.residual_weight_decay,
+        residual_steps=table.residual_steps,
+        gamma=table.gamma,
+        lam=table.residual_weight,
+        tau_s=table.tau_s,
+        tau_u=table.tau_u,
+        teacher=table.teacher,
+        confidence=table.confidence,
+        align_residuals=table.align_residuals,
+        clip_norm=None if training.clip_norm >= NO_CLIPPING else training.clip_norm,
+    )
+
+
+LEARNERS: dict[str, Learner] = {
+    "joint": joint,
+    "pseudo-labels": joint_with_pseudo_labels,
+    "hassle": hassle,
+}
 
 
 def learner(name: str) -> Learner:

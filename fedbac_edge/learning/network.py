@@ -95,7 +95,6 @@ class AutogradTrainee:
         load(self._module, part)
         self._trained = list(self._module.parameters())
         self._momentum = [torch.zeros_like(weights) for weights in self._trained]
-        self._centres: dict[int, tuple[Part, list[torch.Tensor]]] = {}
         self._logits: torch.Tensor | None = None
         self._clear()
 
@@ -120,14 +119,9 @@ class AutogradTrainee:
 
     def pull(self, centre: Part, strength: float) -> None:
         """See `Trainee`."""
-        # Copied to the device once: the same part pulls at every step of a training.
-        known = self._centres.get(id(centre))
-        if known is None:
-            names = [name for name, _ in self._module.named_parameters()]
-            tensors = [torch.from_numpy(centre[name]).to(self._device) for name in names]
-            known = self._centres[id(centre)] = (centre, tensors)
-        for weights, there in zip(self._trained, known[1], strict=True):
+        for name, weights in self._module.named_parameters():
             assert weights.grad is not None
+            there = torch.from_numpy(centre[name]).to(self._device)
             weights.grad += strength * (weights.detach() - there)
 
     def step(
@@ -156,7 +150,6 @@ class AutogradTrainee:
     def close(self) -> None:
         """See `Trainee`."""
         self._logits = None
-        self._centres.clear()
 
     def _clear(self) -> None:
         for weights in self._trained:

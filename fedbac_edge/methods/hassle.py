@@ -14,6 +14,8 @@ first and its duals second, and sends both at once. What they train on is `learn
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedbac_edge.federation import Federation, HassleTable
 from fedbac_edge.methods.method import Method, Role, Term, View
 
@@ -21,12 +23,13 @@ W_S, W_U, R_S, R_U = "supervised", "unsupervised", "residual-s", "residual-u"
 
 SM = (Term(W_S, 1.0, generation=1), Term(R_S, 1.0))
 UM = (Term(W_U, 1.0, generation=1), Term(R_U, 1.0))
-EM = tuple(Term(term.role, term.coefficient / 2, term.generation) for term in (*SM, *UM))
 
 
 def hassle(federation: Federation) -> Method:
     """Four global roles; a device downloads what its own data's losses read, and sends what it trained."""
     table = federation.hassle or HassleTable()
+    if not table.align_residuals:
+        return _duals_alone(table)
     width = table.residual_width
     # With teacher "with-residual" the complement of w_S is f(w_U) + f(r_U) - f(w_S), and the reverse.
     other = (R_U,) if table.teacher == "with-residual" else ()
@@ -38,6 +41,29 @@ def hassle(federation: Federation) -> Method:
             Role(R_U, "global", weight="unlabelled", width=width, needs=(W_S, W_U, R_S)),
         ),
         learner="hassle",
-        views=(View("EM", EM), View("SM", SM), View("UM", UM)),
+        views=(View("EM", _mean(SM, UM)), View("SM", SM), View("UM", UM)),
         judged="SM",  # every device holds it, and only those with labels can judge
     )
+
+
+def _duals_alone(table: HassleTable) -> Method:
+    """Without residual alignment: SM = f(w_S^t), UM = f(w_U^t), and no round without duals."""
+    aligned = (W_U,) if table.gamma else ()
+    return Method(
+        roles=(
+            Role(W_S, "global", weight="labelled", needs=aligned),
+            Role(W_U, "global", weight="unlabelled", needs=(W_S,)),
+        ),
+        learner="hassle",
+        views=(
+            View("EM", _mean((Term(W_S),), (Term(W_U),))),
+            View("SM", (Term(W_S),)),
+            View("UM", (Term(W_U),)),
+        ),
+        judged="SM",
+    )
+
+
+def _mean(*sums: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The mean of the logits of several sums."""
+    return tuple(replace(term, coefficient=term.coefficient / len(sums)) for each in sums for term in each)

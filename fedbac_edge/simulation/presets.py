@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from fedbac_edge.federation import (
+    NO_CLIPPING,
     DeadlineTable,
     Federation,
     HassleTable,
@@ -70,8 +71,6 @@ MODELS: dict[str, ModelTable] = {
 ROUNDS = {"fashion-mnist": 100, "mnist": 100, "cifar10": 200, "cifar100": 200, "svhn": 150}
 """MNIST and CIFAR-100 are not in the paper: they get the settings of their nearest relatives."""
 SCALING = "scaling"
-NO_CLIPPING = 1e9
-"""A norm that no gradient reaches."""
 
 
 def preset(name: str) -> Scenario:

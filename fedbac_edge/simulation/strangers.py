@@ -180,7 +180,7 @@ class NodeInput:
                 node = tiers.gateway(FEDERATION.name, "gw1", store)
                 heard = [f"{ROOT}/spec", f"{ROOT}/edge/gw1/task", f"{ROOT}/edge/gw1/receipt", *below]
             case _:
-                node = tiers.device(spec, "gw1", "d11", trials.DEVICE, store)
+                node = tiers.device(spec, "gw1", "d11", trials.profile(FEDERATION, "d11"), store)
                 heard = [f"{ROOT}/edge/gw1/device/d11/{leaf}" for leaf in ("task", "receipt")]
                 heard += [f"{ROOT}/spec", f"{ROOT}/edge/gw1/status"]
         node.start(0.0)

@@ -29,6 +29,7 @@ from fedbac_edge.federation import (
     SelectionTable,
     WireTable,
 )
+from fedbac_edge.methods import method
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.device import Profile
 from fedbac_edge.protocol.engine import Event, Job
@@ -42,23 +43,25 @@ from fedbac_edge.store import Store
 INSTANCE = "0badcafe"
 PATIENCE_S = 1e5
 TRAINING_S = 5.0
-DEVICE = Profile(samples=100, labelled=100, holdout=stub.HOLDOUT)
 CLOCK_JUMP_S = 172_800.0
-Shape = tuple[int, int, int, Encoding]
-"""Gateways, devices at each, rounds, and how updates are encoded."""
+Shape = tuple[int, int, int, Encoding] | tuple[int, int, int, Encoding, str]
+"""Gateways, devices at each, rounds, how updates are encoded, and the method ("fedbac")."""
+KINDS = ((100, 0), (0, 100), (40, 60))
+"""Labelled and unlabelled samples of a site's first, second and third device, where the method takes both."""
 
 
 def federation_of(shape: Shape) -> Federation:
     """A fixed roster with both bandits at work; nobody's deadline passes."""
-    gateways, devices, rounds, encoding = shape
+    gateways, devices, rounds, encoding = shape[:4]
+    named = shape[4] if len(shape) == 5 else "fedbac"
     return Federation(
         name="trial",
         seed=3,
         rounds=rounds,
         eligibility="roster",
         model=ModelTable(classes=("a", "b"), input=(1, 16, 16)),
-        method=MethodTable(clusters=2),
-        selection=SelectionTable(warm_up=1, participation=0.6),
+        method=MethodTable(name=named, clusters=2),
+        selection=SelectionTable(warm_up=1, participation=1.0 if named == "hassle" else 0.6),
         assignment=AssignmentTable(every=2),
         deadlines=DeadlineTable(
             gather_s=PATIENCE_S,
@@ -69,6 +72,19 @@ def federation_of(shape: Shape) -> Federation:
         wire=WireTable(encoding=encoding),
         gateways={f"gw{m}": tuple(f"d{m}{i}" for i in range(1, devices + 1)) for m in range(1, gateways + 1)},
     )
+
+
+def held(federation: Federation, device: str) -> tuple[int, int]:
+    """Labelled and unlabelled samples of a device."""
+    if not method(federation).takes_unlabelled:
+        return 100, 0
+    return KINDS[(int(device[-1]) - 1) % len(KINDS)]
+
+
+def profile(federation: Federation, device: str) -> Profile:
+    """What a device says of itself."""
+    labelled, unlabelled = held(federation, device)
+    return Profile(samples=labelled + unlabelled, labelled=labelled, holdout=stub.HOLDOUT if labelled else 0)
 
 
 @dataclass
@@ -88,19 +104,21 @@ class Trial:
         def clock() -> float:
             return self.world.now + self.wall
 
-        def work(job: Job, store: Store) -> tuple[float, Event]:
-            return TRAINING_S, stub.perform(job, store.blobs, federation)
-
         def add_gateway(name: str) -> None:
             self.world.add(
                 Process(name, lambda s: tiers.gateway(federation.name, name, s, clock), make_store(name))
             )
 
         def add_device(gateway: str, name: str) -> None:
+            own = profile(federation, name)
+
+            def work(job: Job, store: Store) -> tuple[float, Event]:
+                return TRAINING_S, stub.perform(job, store.blobs, federation, *held(federation, name))
+
             self.world.add(
                 Process(
                     name,
-                    lambda s: tiers.device(spec, gateway, name, DEVICE, s, clock),
+                    lambda s: tiers.device(spec, gateway, name, own, s, clock),
                     make_store(name),
                     work,
                 )

@@ -31,13 +31,13 @@ from fedbac_edge.store import Store
 class StubWorker:
     """Does a job at once, as the devices of the virtual world do."""
 
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
+    def __init__(self, federation: Federation, held: tuple[int, int]) -> None:
+        self._federation, self._held = federation, held
 
     def start(self, job: AnyJob, blobs: Mapping[str, bytes], done: Callable[[Event], None]) -> None:
         """See Worker."""
         assert isinstance(job, Job)
-        done(stub.perform(job, blobs, self._federation))
+        done(stub.perform(job, blobs, self._federation, *self._held))
 
     def cancel(self) -> None:
         """See Worker."""
@@ -48,8 +48,9 @@ class StubWorker:
 
 def main() -> None:
     """See the module."""
-    role, url, state, point, gateways, devices, rounds, encoding = sys.argv[1:]
-    shape = (int(gateways), int(devices), int(rounds), cast("Encoding", encoding))
+    role, url, state, point, gateways, devices, rounds, encoding, *named = sys.argv[1:]
+    method = named[0] if named else "fedbac"
+    shape = (int(gateways), int(devices), int(rounds), cast("Encoding", encoding), method)
     federation = trials.federation_of(shape)
 
     def make(store: Store) -> Node:
@@ -59,7 +60,7 @@ def main() -> None:
             return tiers.gateway(federation.name, role, store)
         gateway = next(name for name, members in federation.gateways.items() if role in members)
         spec = Spec(federation=federation, instance=trials.INSTANCE, software="")
-        return tiers.device(spec, gateway, role, trials.DEVICE, store)
+        return tiers.device(spec, gateway, role, trials.profile(federation, role), store)
 
     store = DyingStore(
         Path(state) / f"{role}.sqlite",
@@ -71,7 +72,7 @@ def main() -> None:
         store,
         node,
         lambda inbox, will: MqttBus(BrokerUrl.parse(url), role, inbox, will, back_off=0.05, back_off_cap=0.5),
-        StubWorker(federation),
+        StubWorker(federation, trials.held(federation, role) if role[0] == "d" else (100, 0)),
         until=lambda node: role == "cloud" and node.machine.state.phase == "finished",
     )
     with stopping_on_signals(runtime.stop):

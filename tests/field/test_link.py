@@ -159,7 +159,9 @@ class Fleet:
             return lambda store: tiers.gateway(name, gateway, store)
 
         def device_of(gateway: str, device: str) -> Callable[[Store], Node]:
-            return lambda store: tiers.device(spec, gateway, device, trials.DEVICE, store)
+            return lambda store: tiers.device(
+                spec, gateway, device, trials.profile(self.federation, device), store
+            )
 
         for gateway, devices in self.federation.gateways.items():
             self._start(gateway, url_of, gateway_of(gateway), bus)

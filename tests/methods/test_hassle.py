@@ -74,6 +74,19 @@ def test_served_are_the_duals_of_the_rounds_start_and_the_residuals_of_its_end()
     assert used.looks_back
 
 
+@pytest.mark.parametrize(("gamma", "fetched"), [(0.001, DUALS), (0.0, {"supervised"})])
+def test_without_residuals_there_are_two_models_and_no_round_of_residuals(
+    gamma: float, fetched: set[str]
+) -> None:
+    used = method(federation(f"[hassle]\nalign_residuals = false\ngamma = {gamma}"))
+    assert set(used.architectures(LeNet())) == DUALS
+    assert used.trained(1, 7, 0) == ("supervised",)
+    assert set(used.needed(1, 7, 0)) == fetched
+    assert set(used.needed(1, 5, 5)) == DUALS
+    assert used.served_view.coefficients() == dict.fromkeys(DUALS, 0.5)
+    assert not used.looks_back
+
+
 def test_samples_without_labels_are_of_use_to_this_method_only() -> None:
     assert method(federation()).usable(10, 90) == 100
     assert method(federation(name="fedbac")).usable(10, 90) == 10

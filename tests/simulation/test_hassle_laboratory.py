@@ -1,0 +1,196 @@
+"""HASSLE in the laboratory: real training, annotation splits, every view measured, hashes that hold."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from export import from_store
+from export.served import ExportError
+from export.session import Session
+from fedbac_edge.commands.export import export_all
+from fedbac_edge.datasets.sources import load
+from fedbac_edge.federation import (
+    Federation,
+    HassleTable,
+    MethodTable,
+    ModelTable,
+    SelectionTable,
+    TrainingTable,
+)
+from fedbac_edge.simulation import journal, presets, run
+from fedbac_edge.simulation.pool import Pool, PoolError
+from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, check, roster
+from fedbac_edge.store import Store
+
+TRAIN, TEST = 480, 240
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.tobytes())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """IDX files of 16x16 images: class c has a bright square in corner c, on noise."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(3)
+    for name, count in (("train", TRAIN), ("t10k", TEST)):
+        labels = rng.integers(0, 4, count).astype(np.uint8)
+        images = rng.integers(0, 120, (count, 16, 16)).astype(np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            top, left = 8 * (label // 2), 8 * (label % 2)
+            image[top : top + 8, left : left + 8] += 90
+        write_idx(folder / f"{name}-images-idx3-ubyte", images)
+        write_idx(folder / f"{name}-labels-idx1-ubyte", labels)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(2) as pool:
+        yield pool
+
+
+def scenario(gateways: int = 2, **changes: object) -> Scenario:
+    """Eight devices: one with labels only, three with some, four with none."""
+    federation = Federation(
+        name="tiny",
+        seed=5,
+        rounds=3,
+        eligibility="roster",
+        evaluation="test",
+        model=ModelTable(classes=("a", "b", "c", "d"), input=(1, 16, 16)),
+        method=MethodTable(name="hassle", cloud_weight="participants"),
+        training=TrainingTable(
+            epochs=2, batch_size=16, learning_rate=0.05, learning_rate_decay=1.0, weight_decay=0.0
+        ),
+        selection=SelectionTable(method="random", participation=0.75),
+        hassle=HassleTable(residual_steps=10),
+        gateways=roster(gateways, 8 // gateways),
+    )
+    cut = Cut(data="corners", form="annotation", annotation="1/3/4", labelled=0.3, alpha_client=1.0)
+    federation = msgspec.structs.replace(federation, **changes)
+    return check(Scenario(method="hassle", federation=federation, cut=cut))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, run.Result]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return folder, run.simulate(scenario(), folder, data, pool)
+
+
+def figures(folder: Path) -> list[dict[str, object]]:
+    """The rows without how long they took."""
+    rows = [msgspec.to_builtins(row) for row in journal.read(folder / "metrics.jsonl")]
+    return [{k: v for k, v in row.items() if k not in ("wall_s", "virtual_s")} for row in rows]
+
+
+def test_any_number_of_workers_gives_the_same_bits(
+    data: Path, undisturbed: tuple[Path, run.Result], tmp_path: Path
+) -> None:
+    with Pool(1) as one:
+        assert run.simulate(scenario(), tmp_path, data, one) == undisturbed[1]
+    assert figures(tmp_path) == figures(undisturbed[0])
+
+
+def test_rows_measure_every_view_and_their_accuracy_is_that_of_the_ensemble(
+    undisturbed: tuple[Path, run.Result],
+) -> None:
+    rows = [row for row in journal.read(undisturbed[0] / "metrics.jsonl") if row.phase == "train"]
+    assert len(rows) == 3
+    for row in rows:
+        assert set(row.views) == {"EM", "SM", "UM"}
+        assert row.views["EM"] == row.accuracy
+        assert all(set(server.views) == {"EM", "SM", "UM"} for server in row.servers.values())
+    assert rows[0].traffic.sent_up < rows[1].traffic.sent_up, "round 1 sends residuals only"
+    assert rows[2].traffic.sent_up < rows[2].traffic.sent_down, "more is read than trained"
+
+
+@pytest.mark.parametrize("breaks_after", [1, 2])
+def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(
+    data: Path, pool: Pool, undisturbed: tuple[Path, run.Result], tmp_path: Path, breaks_after: int
+) -> None:
+    """Also the row of a round whose duals are two generations old by then."""
+
+    def stop(row: journal.Row) -> None:
+        if row.round == breaks_after:
+            raise PoolError("broken off")
+
+    with pytest.raises(PoolError, match="broken off"):
+        run.simulate(scenario(), tmp_path, data, pool, tell=stop)
+    kept = journal.read(tmp_path / "metrics.jsonl")[:-1]  # as if killed before this line was written
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in kept)
+    (tmp_path / "metrics.jsonl").write_bytes(lines)
+    assert run.simulate(scenario(), tmp_path, data, pool, resume=True) == undisturbed[1]
+    assert figures(tmp_path) == figures(undisturbed[0])
+
+
+def test_what_is_exported_is_as_good_as_the_rows_say(
+    data: Path, undisturbed: tuple[Path, run.Result], tmp_path: Path
+) -> None:
+    """Every view, of two generations and unlike networks, as one ONNX file."""
+    folder, _ = undisturbed
+    last = [row for row in journal.read(folder / "metrics.jsonl") if row.phase == "train"][-1]
+    with contextlib.closing(Store(folder / "stores" / "cloud.sqlite", read_only=True)) as store:
+        (cluster,) = from_store.clusters(store)
+        assert [term.coefficient for term in cluster.model.terms] == [0.5] * 4
+        with pytest.raises(ExportError, match="there are: EM, SM, UM"):
+            from_store.clusters(store, "TM")
+    test = load(data, classes=("a", "b", "c", "d"), input_shape=(1, 16, 16), split="test")
+    for view in ("", "SM", "UM"):
+        ((found, path),) = export_all(folder / "stores", tmp_path / (view or "served"), view=view)
+        assert found.model.metadata["view"] == (view or "EM")
+        right = np.mean(Session(path).logits(test.x).argmax(axis=1) == test.y)
+        assert right == pytest.approx(last.views[view or "EM"], abs=0.01)
+
+
+def test_the_same_devices_on_one_gateway_learn(data: Path, pool: Pool, tmp_path: Path) -> None:
+    training = TrainingTable(
+        epochs=4, batch_size=16, learning_rate=0.05, learning_rate_decay=1.0, weight_decay=0.0
+    )
+    what = scenario(1, rounds=16, training=training)
+    result = run.simulate(what, tmp_path, data, pool)
+    assert result.accuracy > 0.7, "four classes, 144 labels in all"
+
+
+def test_a_federation_of_labels_only_leaves_the_unlabelled_aside(
+    data: Path, pool: Pool, tmp_path: Path
+) -> None:
+    what = presets.with_method(scenario(), "hierfavg")
+    run.simulate(what, tmp_path, data, pool)
+    with contextlib.closing(Store(tmp_path / "stores" / "gw01.sqlite", read_only=True)) as store:
+        assert {line.subject for line in store.ledger("accepted")} == {"gw01-d01", "gw01-d02"}
+
+
+def test_without_residuals_the_duals_train_from_round_one(data: Path, pool: Pool, tmp_path: Path) -> None:
+    what = scenario(hassle=HassleTable(align_residuals=False), rounds=2)
+    result = run.simulate(what, tmp_path, data, pool)
+    assert set(result.parts) == {"supervised", "unsupervised"}
+
+
+def test_presets_are_the_papers_settings() -> None:
+    what = check(presets.preset("paper/hassle-cifar10"))
+    federation, training = what.federation, what.federation.training
+    assert {gateway: len(devices) for gateway, devices in federation.gateways.items()} == {"gw01": 20}
+    assert (federation.rounds, federation.selection.participation, federation.selection.method) == (
+        200,
+        0.4,
+        "random",
+    )
+    assert (training.epochs, training.batch_size, training.learning_rate) == (10, 128, 0.1)
+    assert federation.learning_rate(200) == 0.1
+    assert (training.momentum, training.weight_decay, training.clip_norm) == (0.9, 0.0, 1e9)
+    assert federation.model.architecture == "resnet8"
+    assert federation.hassle == HassleTable()
+    assert (what.cut.form, what.cut.annotation, what.cut.labelled) == ("annotation", "default", 0.1)
+    assert presets.preset("paper/hassle-fashion-mnist").federation.model.architecture == "lenet"
+    with pytest.raises(ScenarioError, match="annotation split"):
+        check(msgspec.structs.replace(what, cut=msgspec.structs.replace(what.cut, drift_round=3)))
