@@ -73,14 +73,15 @@ class Benchmark:
         groups = f" {self.cut.groups} groups" if self.cut.groups else ""
         samples = f", {self.cut.samples} samples" if self.cut.samples else ""
         drift = f", drift in round {self.cut.drift_round}" if self.cut.drift_round else ""
+        tiers = f"{self.servers} {'server' if self.servers == 1 else 'servers'} x {self.clients} clients"
         if self.cut.form == "annotation":
             return (
                 f"{self.data}, annotation {self.cut.annotation}, {100 * self.cut.labelled:g} % labelled, "
-                f"alpha {self.cut.alpha_client:g}, {self.servers} servers x {self.clients} clients{samples}"
+                f"alpha {self.cut.alpha_client:g}, {tiers}{samples}"
             )
         return (
             f"{self.data}, alpha {self.cut.alpha_server:g}/{self.cut.alpha_client:g}, "
-            f"{self.cut.form}{groups}, {self.servers} servers x {self.clients} clients{samples}{drift}"
+            f"{self.cut.form}{groups}, {tiers}{samples}{drift}"
         )
 
     @property
@@ -104,17 +105,17 @@ def benchmarks(runs: Iterable[Run]) -> list[Benchmark]:
 def _benchmark(servers: int, clients: int, runs: Sequence[Run]) -> Benchmark:
     by_settings: dict[tuple[tuple[str, Any], ...], list[Run]] = defaultdict(list)
     for run in runs:
-        by_settings[tuple(sorted(settings(run.scenario).items()))].append(run)
+        by_settings[tuple(sorted((settings(run.scenario) | dict(run.options)).items()))].append(run)
     groups = list(by_settings.values())
-    differing = [_differing(group[0].scenario) for group in groups]
+    differing = [_differing(group[0]) for group in groups]
     if len(groups) == 1:  # alone, it keeps its name, and the rest is said above its tables
-        shared = set(_by_name(groups[0][0].scenario, set())[1].items())
+        shared = set(_by_name(groups[0][0], set())[1].items())
     else:
         shared = set.intersection(*(set(each.items()) for each in differing))
     remarks: list[str] = []
     entries = []
     for group in groups:
-        method, own = _by_name(group[0].scenario, shared)
+        method, own = _by_name(group[0], shared)
         label = method + (f" ({', '.join(_short(*each) for each in own.items())})" if own else "")
         said = tuple(f"{name}={value}" for name, value in own.items())
         entries.append(Entry(method, said, label, not (shared or own), _one_per_seed(group, remarks)))
@@ -129,14 +130,15 @@ def _benchmark(servers: int, clients: int, runs: Sequence[Run]) -> Benchmark:
     )
 
 
-def _by_name(scenario: Scenario, shared: set[tuple[str, str]]) -> tuple[str, dict[str, str]]:
+def _by_name(run: Run, shared: set[tuple[str, str]]) -> tuple[str, dict[str, str]]:
     """The method's name and what still differs: fedbac with a fixed assignment *is* another method.
 
     The name that leaves the fewest settings to be said; among equals, the one that it was asked for under.
     """
-    asked = scenario.method or scenario.federation.method.name
-    whole = {name: set(_differing(scenario, name).items()) for name in presets.METHODS}
-    whole = {asked: set(_differing(scenario).items())} | whole
+    asked = run.scenario.method or run.scenario.federation.method.name
+    names = [] if run.options else list(presets.METHODS)
+    whole = {name: set(_differing(run, name).items()) for name in names}
+    whole = {asked: set(_differing(run).items())} | whole
     name = min(whole, key=lambda name: (len(whole[name] - shared), name != asked, len(whole[name])))
     return name, dict(sorted(whole[name] - shared))
 
@@ -152,14 +154,18 @@ def _short(name: str, value: str) -> str:
 
 
 def _distinct(entries: Sequence[Entry]) -> list[Entry]:
-    """Where two labels became alike by being short, the whole settings tell them apart."""
+    """Where two labels became alike by being short, the whole settings tell them apart, or the laboratory."""
     labels = [entry.label for entry in entries]
     return [
-        replace(entry, label=f"{entry.method} ({', '.join(entry.differs)})")
-        if labels.count(entry.label) > 1 and entry.differs
-        else entry
+        replace(entry, label=_whole_label(entry)) if labels.count(entry.label) > 1 else entry
         for entry in entries
     ]
+
+
+def _whole_label(entry: Entry) -> str:
+    flat = ["flat"] if entry.runs[0].options else []
+    said = ", ".join([*flat, *entry.differs])
+    return f"{entry.method} ({said})" if said else entry.method
 
 
 def settings(scenario: Scenario) -> dict[str, Any]:
@@ -188,14 +194,12 @@ def _rank(method: str) -> tuple[int, str]:
     return (names.index(method) if method in names else len(names), method)
 
 
-def _differing(scenario: Scenario, method: str = "") -> dict[str, str]:
+def _differing(run: Run, method: str = "") -> dict[str, str]:
     """Settings unlike those of the preset (or of a federation's defaults) under `method`, or its own."""
-    reference = settings(_reference(scenario, method or scenario.method))
-    return {
-        name: _word(value)
-        for name, value in sorted(settings(scenario).items())
-        if value != reference.get(name)
-    }
+    scenario = run.scenario
+    reference = settings(_reference(scenario, method or scenario.method)) | {"holdout": False}
+    given = settings(scenario) | {name: value for name, value in run.options.items() if name != "method"}
+    return {name: _word(value) for name, value in sorted(given.items()) if value != reference.get(name)}
 
 
 def _reference(scenario: Scenario, method: str) -> Scenario:

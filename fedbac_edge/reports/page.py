@@ -50,7 +50,9 @@ def _benchmark(
     if remarks:
         blocks.append(Remarks(tuple(remarks)))
     blocks.append(_accuracy(benchmark, style, names))
-    blocks += [tables.accuracy(benchmark), tables.servers(benchmark)]
+    blocks.append(tables.accuracy(benchmark))
+    if benchmark.servers > 1:
+        blocks.append(tables.servers(benchmark))
     views = tables.views(benchmark)
     if views is not None:
         blocks += [_views(benchmark, e, names) for e in benchmark.entries if e.counted[0].training[-1].views]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from fedbac_edge import __version__
+from fedbac_edge.reports.studies import is_study, read_study
 from fedbac_edge.simulation import journal, run
 from fedbac_edge.simulation.journal import Row
 from fedbac_edge.simulation.scenario import Scenario, ScenarioError
@@ -29,6 +31,8 @@ class Run:
     rows: tuple[Row, ...]
     training: tuple[Row, ...]
     finished: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the scenario has no word for (see `studies`)."""
 
     @property
     def scenario(self) -> Scenario:
@@ -63,16 +67,19 @@ def read_run(folder: Path) -> Run | None:
     """
     if (folder / "lock").exists() and not (folder / "run.json").exists():
         return None  # its data are being laid out
+    options: dict[str, Any] = {}
     try:
-        about = run.read_about(folder)
-        rows = journal.read(folder / "metrics.jsonl")
+        if is_study(folder):
+            about, options, rows = read_study(folder)
+        else:
+            about, rows = run.read_about(folder), journal.read(folder / "metrics.jsonl")
     except ScenarioError as error:
         raise ReportError(f"{error}{_foreign(folder)}") from error
     except OSError as error:
         raise ReportError(f"{folder} cannot be read: {error}") from error
     training = _training(folder / "metrics.jsonl", rows)
     try:
-        result = run.read_result(folder)
+        result = _read_result(folder)
     except (OSError, msgspec.DecodeError) as error:
         raise ReportError(f"{folder / 'result.json'} cannot be read: {error}{_foreign(folder)}") from error
     if result is not None and (
@@ -86,7 +93,19 @@ def read_run(folder: Path) -> Run | None:
         )
     if not training:
         return None
-    return Run(folder, about, tuple(rows), tuple(training), result is not None)
+    return Run(folder, about, tuple(rows), tuple(training), result is not None, options)
+
+
+class _Result(msgspec.Struct):
+    """What result.json must agree on with the metrics."""
+
+    rounds: int
+    accuracy: float
+
+
+def _read_result(folder: Path) -> _Result | None:
+    path = folder / "result.json"
+    return msgspec.json.decode(path.read_bytes(), type=_Result) if path.exists() else None
 
 
 def _training(path: Path, rows: Sequence[Row]) -> list[Row]:

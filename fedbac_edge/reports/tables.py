@@ -287,7 +287,7 @@ def _with_deviation(value: Spread, word: Callable[[float], str]) -> str:
 
 def _size(counts: Sequence[int]) -> str:
     """Megabytes (10^6), the mean over runs."""
-    if not counts:
+    if not any(counts):
         return NONE
     size = spread([float(count) for count in counts]).mean / 1e6
     return f"{size:,.0f}" if size >= 100 else f"{size:.1f}"
