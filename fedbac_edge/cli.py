@@ -12,6 +12,7 @@ COMMANDS = {
     "data": "fedbac_edge.commands.data:data",
     "partition": "fedbac_edge.commands.partition:partition",
     "simulate": "fedbac_edge.commands.simulate:simulate",
+    "semi": "fedbac_edge.commands.semi:semi",
     "report": "fedbac_edge.commands.report:report",
     "keys": "fedbac_edge.commands.keys:keys",
     "broker": "fedbac_edge.commands.broker:broker",

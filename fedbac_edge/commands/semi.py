@@ -1,0 +1,159 @@
+"""`fedbac semi`: HASSLE and the methods that it is compared with, in a flat federation on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedbac_edge.commands.failures import Failed, Misconfigured, explained
+from fedbac_edge.commands.options import FILE, json_option
+
+if TYPE_CHECKING:
+    from fedbac_edge.semi.rows import Row
+    from fedbac_edge.semi.run import Result
+    from fedbac_edge.semi.study import Study
+
+
+@click.command()
+@click.argument("method", required=False, metavar="[METHOD]")
+@click.option(
+    "--data", default="fashion-mnist", show_default=True, help="fashion-mnist, mnist, cifar10, svhn."
+)
+@click.option("--path", type=FILE, help="Where it lies; fashion-mnist is looked for.")
+@click.option("--architecture", default="lenet", show_default=True, help="A model of the catalogue.")
+@click.option("--labels", type=float, default=0.1, show_default=True, help="Share of samples with a label.")
+@click.option("--setting", default="default", show_default=True, help="Who has labels: default, PL, LPL ...")
+@click.option("--alpha", type=float, default=0.1, show_default=True, help="Smaller: clients differ more.")
+@click.option("--clients", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--selected", type=click.IntRange(1), default=8, show_default=True, help="Drawn in each round.")
+@click.option("--rounds", type=click.IntRange(1), default=200, show_default=True)
+@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Local ones.")
+@click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--learning-rate", type=float, default=0.1, show_default=True)
+@click.option("--momentum", type=float, default=0.9, show_default=True)
+@click.option("--clip-norm", type=float, help="Bound of the gradient's norm. [default: none]")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of every draw.")
+@click.option("--samples", type=click.IntRange(1), help="Draw only so many training samples.")
+@click.option("--test-samples", type=click.IntRange(1), help="Draw only so many test samples.")
+@click.option("--holdout", is_flag=True, help="Judge on a tenth of the training data: for choosing settings.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="The method's own; may repeat.")
+@click.option("--workers", type=click.IntRange(1), help="Processes. [default: one per usable core]")
+@click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/DATA-METHOD-seedN]")
+@click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
+@json_option("JSON lines instead of a table.")
+def semi(
+    method: str | None,
+    path: Path | None,
+    workers: int | None,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compare methods of semi-supervised federated learning: one server, flat clients, few labels.
+
+    METHOD is fedavg, fedprox, mixmatch, fixmatch, fedmatch, rscfed or hassle. The same seed gives the same
+    split, the same draws and the same first model to each of them, and the same results with any number of
+    workers, after a kill and --resume too.
+
+    \b
+    Example: HASSLE on Fashion-MNIST, a tenth of it labelled
+      fedbac semi hassle --rounds 60
+    Example: a baseline, and an ablation
+      fedbac semi fedmatch --rounds 60
+      fedbac semi hassle --rounds 60 --set align_residuals=false
+    """
+    from fedbac_edge.semi.run import read_about, run
+    from fedbac_edge.semi.study import StudyError
+    from fedbac_edge.simulation.pool import available_cores
+
+    try:
+        with explained():
+            if method is None:
+                if out is None or not resume:
+                    raise click.UsageError("give a method, or --resume with --out")
+                study = read_about(out).study
+            else:
+                study = _study(method, **options)
+            out = out or Path("runs") / f"{study.data}-{study.method}-seed{study.seed}"
+            say = _json if as_json else _line
+            if not as_json:
+                click.echo(_heading(study, out))
+            result = run(
+                study,
+                out,
+                path or _place(study.data),
+                workers or available_cores(),
+                resume=resume,
+                tell=lambda row: say(row),
+            )
+            _tell_result(result, out, as_json)
+    except StudyError as error:
+        raise Misconfigured(str(error)) from error
+    except KeyboardInterrupt:
+        raise Failed(f"stopped; `fedbac semi --resume --out {out}` goes on") from None
+
+
+def _study(method: str, settings: tuple[str, ...], **options: Any) -> Study:
+    from fedbac_edge.semi.study import Option, Study, StudyError, Training, check
+
+    names = ("epochs", "batch_size", "learning_rate", "momentum", "clip_norm")
+    training = Training(**{name: options.pop(name) for name in names})
+    own: dict[str, Option] = {}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not separator or not name:
+            raise StudyError(f"--set {setting!r}: give NAME=VALUE")
+        own[name.strip().replace("-", "_")] = value.strip()
+    return check(Study(method=method, training=training, options=own, **options))
+
+
+def _place(data: str) -> Path:
+    from fedbac_edge.commands import fashion
+    from fedbac_edge.simulation.presets import MODELS
+
+    if data == fashion.NAME:
+        return fashion.folder()
+    if data not in MODELS:
+        raise Misconfigured(f"no data set is called {data!r}; there are: {', '.join(MODELS)}")
+    raise Misconfigured(f"say where {data} lies: --path PATH")
+
+
+def _heading(study: Study, out: Path) -> str:
+    return (
+        f"{study.method} on {study.data}: {study.clients} clients, {study.selected} in each of "
+        f"{study.rounds} rounds, {100 * study.labels:g} % labelled ({study.setting}), alpha {study.alpha:g}, "
+        f"seed {study.seed} -> {out}\n"
+        "round  clients  steps     up  seconds  accuracy"
+    )
+
+
+def _line(row: Row) -> None:
+    scores = "  ".join(f"{name} {100 * score.accuracy:.2f}" for name, score in row.views.items())
+    click.echo(
+        f"{row.round:>5}  {len(row.clients):>7}  {row.steps:>5}  {row.up_bytes / 1e6:>2.1f} MB  "
+        f"{row.wall_s:>7.1f}  {scores}"
+    )
+
+
+def _json(row: Row) -> None:
+    import msgspec
+
+    click.echo(json.dumps({"event": "round", **msgspec.to_builtins(row)}))
+
+
+def _tell_result(result: Result, out: Path, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        click.echo(json.dumps({"event": "result", "out": str(out), **msgspec.to_builtins(result)}))
+        return
+    for name, figures in result.views.items():
+        click.echo(
+            f"{name}: accuracy {100 * figures.last:.2f} % "
+            f"(mean of the last ten rounds {100 * figures.last_ten:.2f} %)"
+        )
+    click.echo(f"models {result.hash}")

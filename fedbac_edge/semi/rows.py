@@ -1,0 +1,74 @@
+"""A run's figures, one JSON line per round: `metrics.jsonl`. Lines are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from fedbac_edge.parts import Part
+
+FLOAT_BYTES = 4
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Accuracy in [0, 1] and mean cross-entropy on the test set."""
+
+    accuracy: float
+    loss: float
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One round. Bytes are float32 weights, once per client and direction (the paper's rule)."""
+
+    round: int
+    phase: Literal["train"] = "train"
+    view: str
+    """The served model that `accuracy` and `loss` are of."""
+    accuracy: float
+    loss: float
+    views: dict[str, Score]
+    training_loss: float
+    """The clients' own, as the method defines it: compare it within one method only."""
+    clients: tuple[int, ...]
+    steps: int
+    """Optimiser steps of all clients."""
+    up_bytes: int
+    down_bytes: int
+    wall_s: float
+    """The only figure that differs between two runs of one study."""
+
+
+def size(parts: Mapping[str, Part]) -> int:
+    """Bytes of the weights."""
+    return FLOAT_BYTES * sum(tensor.size for part in parts.values() for tensor in part.values())
+
+
+def read(path: Path) -> list[Row]:
+    """The whole lines of a metrics file; none when it is not there."""
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Row) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+class Rows:
+    """The file, open for appending, with the rounds up to `last` alone; `all` are those that it holds."""
+
+    def __init__(self, path: Path, last: int) -> None:
+        self.all = [row for row in read(path) if row.round <= last]
+        if path.exists():
+            os.truncate(path, sum(len(msgspec.json.encode(row)) + 1 for row in self.all))
+        self._file = path.open("ab")
+
+    def append(self, row: Row) -> None:
+        """Add a line and hand it to the system."""
+        self._file.write(msgspec.json.encode(row) + b"\n")
+        self._file.flush()
+        self.all.append(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

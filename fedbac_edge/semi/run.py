@@ -1,0 +1,262 @@
+"""A run is a folder, as those of `fedbac simulate` are.
+
+    run.json            the study, versions, and the hash of the split
+    split.npz           who has which sample, with or without its label
+    metrics.jsonl       a line per round (`rows`)
+    state.safetensors   the server's memory after the latest round, for --resume
+    models/             the final served parts
+    result.json         final figures and hashes; the run is over when it is there
+    scratch/            laid-out samples while it goes on
+
+A run that was killed goes on with `resume`, to the same hashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from fedbac_edge import __version__
+from fedbac_edge.datasets import holdout
+from fedbac_edge.datasets.annotation import Annotation, annotate
+from fedbac_edge.datasets.samples import Samples
+from fedbac_edge.datasets.sources import load
+from fedbac_edge.parts import digest, pack
+from fedbac_edge.randomness import generator
+from fedbac_edge.semi.hall import Hall, lay_out
+from fedbac_edge.semi.method import State, method_of
+from fedbac_edge.semi.rows import Row, Rows
+from fedbac_edge.semi.server import rounds
+from fedbac_edge.semi.study import Study, StudyError, check
+from fedbac_edge.semi.workers import Workers
+from fedbac_edge.simulation.presets import MODELS
+from fedbac_edge.simulation.run import LAST, write_whole
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """run.json."""
+
+    study: Study
+    software: str
+    machine: dict[str, str]
+    """Versions and the training path: equal hashes need them equal."""
+    split: str
+    """Content hash of the split."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """A view's accuracy after the last round, and its mean over the last ten."""
+
+    last: float
+    last_ten: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """result.json."""
+
+    rounds: int
+    view: str
+    accuracy: float
+    accuracy_last: float
+    """Mean over the last ten rounds."""
+    views: dict[str, Figures]
+    up_bytes: int
+    down_bytes: int
+    """Of the whole run."""
+    steps: int
+    parts: dict[str, str]
+    """Served part -> content hash."""
+    hash: str
+    """One hash over all of them."""
+
+
+def read_about(folder: Path) -> About:
+    """What run.json says; raises StudyError when there is no run in `folder`."""
+    path = folder / "run.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=About)
+    except FileNotFoundError:
+        raise StudyError(f"there is no run in {folder}: run.json is missing") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise StudyError(f"{path} cannot be read: {error}") from error
+
+
+def run(
+    study: Study,
+    folder: Path,
+    data: Path,
+    workers: int,
+    *,
+    resume: bool = False,
+    tell: Callable[[Row], None] = lambda row: None,
+) -> Result:
+    """Run `study` on the data set at `data` into `folder`; `tell` gets each row as it is written.
+
+    With `resume` an unfinished run of the same study goes on, a finished one gives its result. Raises
+    StudyError (the folder holds another run, or one and not `resume`; training diverged) and DataError.
+    """
+    check(study)
+    method_of(study.method, study.options)
+    with _held(folder):
+        if (folder / "run.json").exists():
+            _check_same(read_about(folder), study, folder, resume)
+            if (folder / "result.json").exists():
+                return msgspec.json.decode((folder / "result.json").read_bytes(), type=Result)
+        train, test = _samples(study, data)
+        split = _split(study, train, folder / "split.npz")
+        hall = lay_out(folder / "scratch", study, split, train, test)
+        del train, test
+        about = About(study=study, software=__version__, machine=_machine(hall), split=split.digest)
+        if not (folder / "run.json").exists():
+            write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))
+        elif (stored := read_about(folder)) != about:
+            raise StudyError(
+                f"{folder} was begun with {stored.machine}, split {stored.split[:12]}, here are "
+                f"{about.machine}, split {about.split[:12]}: its results would be mixed; start it anew in "
+                "another folder"
+            )
+        state, last = _stored(hall, folder / "state.safetensors")
+        with (
+            contextlib.closing(Rows(folder / "metrics.jsonl", last)) as table,
+            Workers(hall.folder, min(workers, study.selected)) as pool,
+        ):
+
+            def keep(state: State, row: Row) -> None:
+                table.append(row)  # before the state: a line too many is cut off, one too few is lost
+                _store(folder / "state.safetensors", state, row.round)
+                tell(row)
+
+            state = rounds(hall, pool, state, last + 1, keep)
+            result = _result(hall, state, table.all)
+        (folder / "models").mkdir(exist_ok=True)
+        for name in result.parts:
+            write_whole(folder / "models" / f"{name}.safetensors", pack(state[name]))
+        write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result)))
+        shutil.rmtree(folder / "scratch")
+        return result
+
+
+def _samples(study: Study, data: Path) -> tuple[Samples, Samples]:
+    """(to train on, to judge on)."""
+    about = MODELS[study.data]
+    train = load(data, classes=about.classes, input_shape=about.input)
+    train = _subset(train, study.samples, study.seed, "train")
+    if study.holdout:
+        return holdout.split(train)
+    test = load(data, classes=about.classes, input_shape=about.input, split="test")
+    return train, _subset(test, study.test_samples, study.seed, "test")
+
+
+def _split(study: Study, train: Samples, path: Path) -> Annotation:
+    """Who has which sample; a run that was begun keeps its split."""
+    if path.exists():
+        split = Annotation.load(path)
+        split.check_labels(train.y)
+        return split
+    split = annotate(
+        train.y,
+        clients=study.clients,
+        setting=study.setting,
+        share=study.labels,
+        alpha=study.alpha,
+        seed=study.seed,
+    )
+    split.save(path)
+    return split
+
+
+def _subset(samples: Samples, count: int | None, seed: int, purpose: str) -> Samples:
+    """`count` samples drawn without replacement, in their order."""
+    if count is None or count >= len(samples):
+        return samples
+    chosen = generator(seed, "semi", "subset", purpose).permutation(len(samples))[:count]
+    return samples.take(np.sort(chosen))
+
+
+def _store(path: Path, state: State, round: int) -> None:
+    tensors = {f"{part}/{name}": tensor for part in state for name, tensor in state[part].items()}
+    write_whole(path, save(tensors, metadata={"round": str(round)}))
+
+
+def _stored(hall: Hall, path: Path) -> tuple[State, int]:
+    """The stored memory and the round that it was stored after; a fresh one at the start."""
+    if not path.exists():
+        return hall.method.begin(hall.bench), 0 - hall.method.opening
+    state: dict[str, dict[str, np.ndarray]] = {}
+    with safe_open(path, framework="numpy") as file:
+        last = int(file.metadata()["round"])
+        for key in file.keys():  # noqa: SIM118  (not a mapping)
+            part, _, name = key.partition("/")
+            state.setdefault(part, {})[name] = file.get_tensor(key)
+    return state, last
+
+
+def _machine(hall: Hall) -> dict[str, str]:
+    import torch
+
+    from fedbac_edge.learning.local import best_backend
+
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": str(torch.__version__),
+        "machine": platform.machine(),
+        "training": best_backend(hall.bench.model),
+    }
+
+
+def _result(hall: Hall, state: State, table: list[Row]) -> Result:
+    views = hall.method.views(state)
+    served = sorted({name for view in views.values() for name, _ in view})
+    parts = {name: digest(pack(state[name])) for name in served}
+    figures = {
+        view: Figures(
+            table[-1].views[view].accuracy, fmean(row.views[view].accuracy for row in table[-LAST:])
+        )
+        for view in views
+    }
+    main = next(iter(views))
+    return Result(
+        rounds=table[-1].round,
+        view=main,
+        accuracy=figures[main].last,
+        accuracy_last=figures[main].last_ten,
+        views=figures,
+        up_bytes=sum(row.up_bytes for row in table),
+        down_bytes=sum(row.down_bytes for row in table),
+        steps=sum(row.steps for row in table),
+        parts=parts,
+        hash=hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest(),
+    )
+
+
+def _check_same(about: About, study: Study, folder: Path, resume: bool) -> None:
+    if not resume:
+        raise StudyError(f"{folder} holds a run already: go on with --resume, or give another --out")
+    if about.study != study:
+        raise StudyError(f"{folder} holds a run with other settings; give another --out")
+    if about.software != __version__:
+        raise StudyError(f"{folder} was begun by version {about.software}, this is {__version__}")
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The folder, made if need be, held against a second process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StudyError(f"another process runs in {folder} right now") from None
+        yield

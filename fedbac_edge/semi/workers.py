@@ -1,0 +1,113 @@
+"""Worker processes: a client's round is a function of what it is given, so any number gives the same bits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from fedbac_edge.learning.settings import Evaluation
+from fedbac_edge.parts import Part
+from fedbac_edge.semi.hall import Hall
+from fedbac_edge.semi.method import Answer, View
+from fedbac_edge.semi.study import StudyError
+
+SHARDS = 4
+"""Pieces of the test set, whatever the number of workers: sums are ordered by them."""
+BATCH = 512
+T = TypeVar("T")
+
+_hall: Hall | None = None
+
+
+class Workers:
+    """`count` processes on a run's data; use it as a context."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._pool = ProcessPoolExecutor(
+            count, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(str(folder),)
+        )
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def learn(self, number: int, parts: Mapping[str, Part], round: int) -> Future[Answer]:
+        """A client's round, begun."""
+        return self._pool.submit(_learn, number, dict(parts), round)
+
+    def score(self, parts: Mapping[str, Part], views: Mapping[str, View]) -> dict[str, Evaluation]:
+        """Each view on the whole test set; `parts` are those that the views name. Raises StudyError."""
+        from fedbac_edge.learning.evaluation import add
+
+        pieces = [self._pool.submit(_score, dict(parts), dict(views), shard) for shard in range(SHARDS)]
+        total = dict.fromkeys(views, Evaluation(0, 0, 0.0))
+        for piece in pieces:
+            total = {name: add(total[name], found) for name, found in done(piece).items()}
+        return total
+
+
+def done(future: Future[T]) -> T:
+    """A future's result. Raises StudyError when its process has ended."""
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise StudyError("a worker process ended; when memory is short, take fewer --workers") from error
+
+
+# --- in the worker process ------------------------------------------------------------------------
+
+
+def _begin(folder: str) -> None:
+    global _hall
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    _hall = Hall(Path(folder))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _learn(number: int, parts: Mapping[str, Part], round: int) -> Answer:
+    assert _hall is not None
+    return _hall.method.learn(_hall.bench, parts, _hall.client(number), round)
+
+
+def _score(parts: Mapping[str, Part], views: Mapping[str, View], shard: int) -> dict[str, Evaluation]:
+    from fedbac_edge.learning.evaluation import add, count
+    from fedbac_edge.learning.forward import logits_of
+    from fedbac_edge.learning.normalise import normalise
+
+    assert _hall is not None
+    bench, test = _hall.bench, _hall.test(shard, SHARDS)
+    networks = {
+        name: logits_of(_hall.method.architecture(bench, name), part, backend=bench.backend)
+        for name, part in parts.items()
+    }
+    total = dict.fromkeys(views, Evaluation(0, 0, 0.0))
+    for start in range(0, len(test), BATCH):
+        x = normalise(test.x[start : start + BATCH], bench.normalisation)
+        y = test.y[start : start + BATCH]
+        logits = {name: network(x) for name, network in networks.items()}
+        for view, terms in views.items():
+            summed = sum(np.float32(coefficient) * logits[name] for name, coefficient in terms)
+            total[view] = add(total[view], count(np.asarray(summed, np.float32), y))
+    return total
