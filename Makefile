@@ -1,11 +1,12 @@
 # make setup   what everything below needs: .venv, and on Debian as root Mosquitto and Fashion-MNIST
-# make demo    a whole federation on this machine (BROKER=embedded|mosquitto forces a broker)
+# make demo    a whole federation on this machine (METHOD=hassle: few labels; BROKER=embedded|mosquitto)
 # make check   ruff and mypy
 # make test    check, then the tests
 # make soak    long campaigns
 
 PYTHON ?= python3
 BROKER ?= auto
+METHOD ?= fedbac
 DEMO ?=
 BIN := .venv/bin
 CODE := fedbac_edge device_agent broker export tests benchmarks
@@ -16,7 +17,7 @@ CODE := fedbac_edge device_agent broker export tests benchmarks
 setup: .venv/system.stamp .venv/packages.stamp
 
 demo: setup
-	@$(BIN)/python -m fedbac_edge.cli demo --broker-kind $(BROKER) $(DEMO)
+	@$(BIN)/python -m fedbac_edge.cli demo --broker-kind $(BROKER) --method $(METHOD) $(DEMO)
 
 check: setup
 	$(BIN)/ruff check $(CODE)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE, json_option
+
+if TYPE_CHECKING:
+    from fedbac_edge.demo.settings import DemoMethod
 
 
 @click.command()
@@ -21,27 +24,48 @@ from fedbac_edge.commands.options import FILE, json_option
     show_default=True,
     help="auto: Mosquitto when it is installed.",
 )
+@click.option(
+    "--method",
+    type=click.Choice(["fedbac", "hassle"]),
+    default="fedbac",
+    show_default=True,
+    help="hassle: 2 devices with all labels, 2 with some, 4 with none.",
+)
 @click.option("--out", type=FILE, help="Folder for all of it.  [default: demo/run-<time>]")
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
-@click.option(
-    "--samples", type=click.IntRange(100), default=20_000, show_default=True, help="Training images."
-)
+@click.option("--samples", type=click.IntRange(100), help="Training images.  [default: 20000; hassle: 12000]")
 @click.option("--test-samples", type=click.IntRange(10), default=10_000, show_default=True)
 @click.option(
     "--alpha-server", type=float, default=0.5, show_default=True, help="Smaller: sites differ more."
 )
 @click.option("--alpha-client", type=float, default=0.5, show_default=True, help="The same inside a site.")
+@click.option(
+    "--labels",
+    type=click.FloatRange(0, 100, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Percent of the images that keep their label, with --method hassle.",
+)
 @click.option("--learning-rate", type=float, help="[default: the preset's]")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--allow-tiny", is_flag=True, help="Accept sites with fewer than 100 test samples.")
 @click.option("--keep", is_flag=True, help="Leave broker, gateways and agents running until Ctrl-C.")
 @json_option("The closing summary as JSON on stdout; the rounds go to stderr.")
-def demo(broker_kind: Any, out: Path | None, as_json: bool, **options: Any) -> None:
+def demo(
+    broker_kind: Any,
+    method: DemoMethod,
+    out: Path | None,
+    as_json: bool,
+    samples: int | None,
+    labels: float,
+    **options: Any,
+) -> None:
     """Run broker, cloud, 2 gateways and 8 agents as processes on Fashion-MNIST, and judge what they learn.
 
     \b
     Example:
       fedbac demo
+      fedbac demo --method hassle
       fedbac demo --broker-kind embedded --rounds 6 --json
     """
     place = out or Path("demo") / time.strftime("run-%Y%m%d-%H%M%S")
@@ -51,13 +75,20 @@ def demo(broker_kind: Any, out: Path | None, as_json: bool, **options: Any) -> N
     )
     with explained():
         from fedbac_edge.commands.views import PlainView, showing
-        from fedbac_edge.demo import run, verdict
+        from fedbac_edge.demo import run
         from fedbac_edge.demo.children import ChildDied, Interrupted, interruptible
-        from fedbac_edge.demo.settings import Settings
+        from fedbac_edge.demo.settings import SAMPLES, Settings
 
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise Misconfigured(f"{place} is there already and not empty; give another --out")
-        settings = Settings(out=place, broker=broker_kind, **options)
+        settings = Settings(
+            out=place,
+            method=method,
+            broker=broker_kind,
+            samples=samples or SAMPLES[method],
+            labels=labels / 100,
+            **options,
+        )
         try:
             with interruptible():
                 if as_json:
@@ -71,4 +102,4 @@ def demo(broker_kind: Any, out: Path | None, as_json: bool, **options: Any) -> N
             click.echo(f"{run.interrupted_by(signal.args[0])}; every process has been ended", err=True)
             raise SystemExit(128 + int(signal.args[0])) from None
     if as_json:
-        click.echo(json.dumps({**verdict.as_json(result), "out": str(place)}, ensure_ascii=False))
+        click.echo(json.dumps({**run.as_json(result), "out": str(place)}, ensure_ascii=False))

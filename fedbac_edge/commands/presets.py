@@ -90,6 +90,26 @@ def hassle(name: str) -> Federation:
     )
 
 
+def hassle_demo(name: str) -> Federation:
+    """The same in little: every device in every round, a first round of residuals alone."""
+    return Federation(
+        name=name,
+        rounds=15,
+        eligibility="roster",
+        model=FASHION_MODEL,
+        method=MethodTable(name="hassle", cloud_weight="participants"),
+        training=TrainingTable(epochs=3, batch_size=32, learning_rate=0.03, weight_decay=0.0),
+        selection=SelectionTable(method="random", participation=1.0),
+        deadlines=DeadlineTable(gather_s=120.0),
+        hassle=HassleTable(residual_steps=50),
+        gateways=roster(2, 4),
+    )
+
+
+DEMOS: dict[str, Callable[[str], Federation]] = {"fedbac": demo, "hassle": hassle_demo}
+"""Method -> the federation of `fedbac demo`."""
+
+
 def _paper(model: ModelTable, rounds: int, method: MethodTable) -> Callable[[str], Federation]:
     def make(name: str) -> Federation:
         return Federation(

@@ -11,6 +11,7 @@ from fedbac_edge import config
 from fedbac_edge.commands import fashion, presets, shards
 from fedbac_edge.commands.federation_file import render
 from fedbac_edge.datasets import sources
+from fedbac_edge.datasets.annotation import annotate
 from fedbac_edge.datasets.partition import PartitionError, dirichlet
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.federation import Federation
@@ -28,26 +29,38 @@ def prepare(settings: Settings) -> tuple[Federation, str]:
     model = federation.model
     train = _draw(federation, "train", settings.samples, settings.seed)
     test = _draw(federation, "test", settings.test_samples, settings.seed)
-    cut = dirichlet(
-        train.y,
-        test.y,
-        servers=settings.gateways,
-        clients=settings.devices,
-        alpha_server=settings.alpha_server,
-        alpha_client=settings.alpha_client,
-        seed=settings.seed,
-        classes=len(model.classes),
-        allow_tiny=settings.allow_tiny,
-    )
+    split = None
+    if settings.method == "hassle":
+        split = annotate(
+            train.y,
+            clients=settings.gateways * settings.devices,
+            setting=settings.annotation,
+            share=settings.labels,
+            alpha=settings.alpha_client,
+            seed=settings.seed,
+        )
+        cut = split.partition(settings.gateways, train.y, test.y, len(model.classes))
+    else:
+        cut = dirichlet(
+            train.y,
+            test.y,
+            servers=settings.gateways,
+            clients=settings.devices,
+            alpha_server=settings.alpha_server,
+            alpha_client=settings.alpha_client,
+            seed=settings.seed,
+            classes=len(model.classes),
+            allow_tiny=settings.allow_tiny,
+        )
     about = {"data": fashion.NAME, "classes": list(model.classes), "samples": [len(train), len(test)]}
-    written = shards.write(settings.data, cut, train, test, about)
+    written = shards.write(settings.data, cut, train, test, about, split)
     empty = [shard.device for shard in written if shard.device and not shard.samples]
     if empty:
         raise PartitionError(
             f"seed {settings.seed} leaves {', '.join(empty)} without samples: take another --seed"
         )
     write_bytes(render(federation).encode(), settings.federation)
-    return federation, cut.digest
+    return federation, cut.digest if split is None else split.digest
 
 
 def _draw(federation: Federation, split: sources.Split, count: int, seed: int) -> Samples:
@@ -58,7 +71,7 @@ def _draw(federation: Federation, split: sources.Split, count: int, seed: int) -
 
 def described(settings: Settings) -> Federation:
     """The preset with the options of this demonstration."""
-    preset = presets.demo("demo")
+    preset = presets.DEMOS[settings.method]("demo")
     rate = preset.training.learning_rate if settings.learning_rate is None else settings.learning_rate
     return msgspec.structs.replace(
         preset,

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedbac_edge.commands.rounds import percent, size
 from fedbac_edge.datasets import npz
-from fedbac_edge.demo import data, federation, verdict
+from fedbac_edge.demo import annotated, data, federation, verdict
 from fedbac_edge.demo.children import Children
 
 if TYPE_CHECKING:
     from fedbac_edge.commands.views import View
     from fedbac_edge.demo.settings import Settings
+    from fedbac_edge.federation import Federation
 
 
-def run(settings: Settings, view: View) -> verdict.Verdict:
+def run(settings: Settings, view: View) -> verdict.Verdict | annotated.AnnotatedVerdict:
     """Prepare, start, follow, judge; whatever happens, no process is left behind.
 
     Raises DataError, PartitionError, BrokerError, ChildDied, Interrupted.
@@ -29,7 +30,7 @@ def run(settings: Settings, view: View) -> verdict.Verdict:
     description, cut = data.prepare(settings)
     view.note(
         f"data: {settings.samples} images of Fashion-MNIST over {settings.gateways} gateways with "
-        f"{settings.devices} devices each, partition {cut[:12]}"
+        f"{settings.devices} devices each, {_labels(settings)}partition {cut[:12]}"
     )
     children = Children(settings.logs, federation.environment())
     try:
@@ -39,9 +40,8 @@ def run(settings: Settings, view: View) -> verdict.Verdict:
         view.doing("devices join")
         federation.follow(children, cloud, settings, view)
         view.doing("judging the exported models")
-        result = verdict.judge(settings, description)
-        save_examples(settings)
-        for line in summary(settings, result, broker, time.monotonic() - began):
+        result, lines = _judged(settings, description, broker, began)
+        for line in lines:
             view.note(line)
         if settings.keep:
             view.note(f"broker, gateways and agents stay until Ctrl-C; try: fedbac status --broker {broker}")
@@ -51,6 +51,36 @@ def run(settings: Settings, view: View) -> verdict.Verdict:
         return result
     finally:
         children.stop()
+
+
+def _judged(
+    settings: Settings, description: Federation, broker: str, began: float
+) -> tuple[verdict.Verdict | annotated.AnnotatedVerdict, list[str]]:
+    """The verdict, and the closing lines that tell it."""
+    save_examples(settings)
+    if settings.method == "hassle":
+        found = annotated.judge(settings, description)
+        return found, annotated.summary(settings, found, broker, time.monotonic() - began)
+    result = verdict.judge(settings, description)
+    return result, summary(settings, result, broker, time.monotonic() - began)
+
+
+def as_json(result: verdict.Verdict | annotated.AnnotatedVerdict) -> dict[str, Any]:
+    """The verdict's figures, with paths as text."""
+    if isinstance(result, annotated.AnnotatedVerdict):
+        return annotated.as_json(result)
+    return verdict.as_json(result)
+
+
+def _labels(settings: Settings) -> str:
+    """ "2 with all labels, 2 with some, 4 with none, ", of the method that learns without."""
+    if settings.method != "hassle":
+        return ""
+    full, partial, bare = settings.annotation.split("/")
+    return (
+        f"{full} with all labels, {partial} with some, {bare} with none ({100 * settings.labels:g} % of the "
+        "images have one), "
+    )
 
 
 def save_examples(settings: Settings) -> None:

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+DemoMethod = Literal["fedbac", "hassle"]
+SAMPLES: dict[DemoMethod, int] = {"fedbac": 20_000, "hassle": 12_000}
+"""What a method is shown with, unless somebody wants more or less."""
+
 
 @dataclass(frozen=True)
 class Settings:
     """Options of `fedbac demo`; samples are drawn from Fashion-MNIST before the cut."""
 
     out: Path
+    method: DemoMethod = "fedbac"
     broker: Literal["auto", "mosquitto", "embedded"] = "auto"
     rounds: int = 15
     samples: int = 20_000
@@ -21,6 +26,10 @@ class Settings:
     alpha_server: float = 0.5
     alpha_client: float = 0.5
     seed: int = 1
+    annotation: str = "2/2/4"
+    """Of the method hassle: fully labelled, partially labelled and unlabelled devices."""
+    labels: float = 0.1
+    """Of the method hassle: share of the samples that keep their label."""
     learning_rate: float | None = None
     allow_tiny: bool = False
     keep: bool = False

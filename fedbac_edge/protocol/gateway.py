@@ -294,6 +294,7 @@ class Gateway:
             "loss": update.loss,
             "norm": gate.length(steps),
             "bytes": size,
+            "received": update.received,
             "seconds": update.seconds,
         }
         return [

@@ -1,0 +1,160 @@
+"""The demonstration of HASSLE: who has labels, what the models come to, what each kind of device sends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from export.session import Session
+from fedbac_edge.commands.export import export_all
+from fedbac_edge.commands.rounds import percent, size
+from fedbac_edge.commands.shards import DESCRIPTION
+from fedbac_edge.datasets import npz
+from fedbac_edge.methods import method
+from fedbac_edge.protocol.messages import RoundSummary
+from fedbac_edge.store import LedgerLine, Store
+
+if TYPE_CHECKING:
+    from fedbac_edge.demo.settings import Settings
+    from fedbac_edge.federation import Federation
+
+KINDS = ("fully labelled", "partially labelled", "unlabelled")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The devices of one kind: samples, labels, updates that counted, and bytes up and down for these."""
+
+    name: str
+    devices: int = 0
+    samples: int = 0
+    labels: int = 0
+    updates: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class AnnotatedVerdict:
+    """All figures of a finished run; `views`: accuracy of each of the method's models on the test images."""
+
+    views: dict[str, float]
+    kinds: tuple[Kind, ...]
+    test_samples: int
+    rounds: int
+    training_s: float
+    """Sum over rounds and evaluations."""
+    up_bytes: int
+    down_bytes: int
+    models: tuple[Path, ...]
+
+    @property
+    def test_accuracy(self) -> float:
+        """Of the model that is served."""
+        return next(iter(self.views.values()))
+
+
+def judge(settings: Settings, federation: Federation) -> AnnotatedVerdict:
+    """Export every view, let it answer for all test images, and read the ledgers."""
+    places = sorted(settings.data.glob("gw*/test.npz"))
+    tests = [npz.read(place) for place in places]
+    x, y = np.concatenate([t.x for t in tests]), np.concatenate([t.y for t in tests])
+    views: dict[str, float] = {}
+    models = []
+    for number, view in enumerate(method(federation).views):
+        out = settings.models if number == 0 else settings.models / view.name
+        ((_, path),) = export_all(settings.state, out, view=view.name)
+        models.append(path)
+        views[view.name] = float((Session(path).logits(x).argmax(axis=1) == y).mean())
+    summaries = [
+        msgspec.convert(line.detail, RoundSummary)
+        for line in _ledger(settings.state / "cloud.sqlite")
+        if line.kind == "summary"
+    ]
+    return AnnotatedVerdict(
+        views=views,
+        kinds=tuple(_kinds(settings, federation).values()),
+        test_samples=len(y),
+        rounds=summaries[-1].round,
+        training_s=sum(summary.seconds for summary in summaries),
+        up_bytes=sum(summary.up_bytes for summary in summaries),
+        down_bytes=sum(summary.down_bytes for summary in summaries),
+        models=tuple(models),
+    )
+
+
+def as_json(verdict: AnnotatedVerdict) -> dict[str, Any]:
+    """Everything, with paths as text."""
+    fields: dict[str, Any] = msgspec.to_builtins(verdict, enc_hook=str)
+    return {**fields, "test_accuracy": verdict.test_accuracy}
+
+
+def summary(settings: Settings, result: AnnotatedVerdict, broker: str, seconds: float) -> list[str]:
+    """The closing lines: figures, where everything lies, what to try next."""
+    served, *others = result.views.items()
+    lines = [
+        "",
+        f"Test accuracy by the exported models, on {result.test_samples:,} images: {served[0]} "
+        f"{percent(served[1])} (served), " + ", ".join(f"{name} {percent(share)}" for name, share in others),
+        f"{'':20}{'devices':>8}{'images':>8}{'labels':>8}{'updates':>9}{'up':>12}{'down':>12}{'up each':>12}",
+    ]
+    for kind in result.kinds:
+        each = size(round(kind.up_bytes / kind.updates)) if kind.updates else "-"
+        lines.append(
+            f"  {kind.name:18}{kind.devices:>8}{kind.samples:>8,}{kind.labels:>8,}{kind.updates:>9}"
+            f"{size(kind.up_bytes):>12}{size(kind.down_bytes):>12}{each:>12}"
+        )
+    first = sorted(settings.data.glob("gw*/examples.npy"))
+    return [
+        *lines,
+        f"{result.rounds} rounds in {seconds:.0f} s; devices and gateways sent {size(result.up_bytes)} and "
+        f"fetched {size(result.down_bytes)}",
+        "",
+        f"federation  {settings.federation}",
+        f"stores      {settings.state}  (fedbac status --state {settings.state})",
+        f"logs        {settings.logs}",
+        f"models      {settings.models}  (the other views below it)",
+        f"data        {settings.data}",
+        "",
+        "Next: let the served model name images, without torch:",
+        f"  fedbac-agent infer --model {result.models[0]} {first[0] if first else 'IMAGE'}",
+        "or begin such a federation of your own: fedbac init --preset hassle",
+    ]
+
+
+def _kinds(settings: Settings, federation: Federation) -> dict[str, Kind]:
+    """Kind -> its figures: from what was cut, and from what the gateways counted."""
+    described = json.loads((settings.data / DESCRIPTION).read_text(encoding="utf-8"))
+    found = {name: Kind(name) for name in KINDS}
+    for gateway, devices in federation.gateways.items():
+        accepted = [
+            line for line in _ledger(settings.state / f"gateway-{gateway}.sqlite") if line.kind == "accepted"
+        ]
+        for device in devices:
+            labels = sum(described["counts"][f"{gateway}/{device}"])
+            bare = described["unlabelled"][f"{gateway}/{device}"]
+            kind = found[KINDS[2] if not labels else KINDS[1] if bare else KINDS[0]]
+            lines = [line.detail for line in accepted if line.subject == device]
+            found[kind.name] = replace(
+                kind,
+                devices=kind.devices + 1,
+                samples=kind.samples + labels + bare,
+                labels=kind.labels + labels,
+                updates=kind.updates + len(lines),
+                up_bytes=kind.up_bytes + sum(detail["bytes"] for detail in lines),
+                down_bytes=kind.down_bytes + sum(detail["received"] for detail in lines),
+            )
+    return found
+
+
+def _ledger(path: Path) -> list[LedgerLine]:
+    store = Store(path, read_only=True)
+    try:
+        return store.ledger()
+    finally:
+        store.close()
