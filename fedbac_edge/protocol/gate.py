@@ -7,7 +7,7 @@ take. An encoded update is decoded on top of the base that is here; checked are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
 from statistics import median
 
@@ -18,7 +18,7 @@ from fedbac_edge.methods.method import weight_of
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import PartError, Schema, distance, unpack
 from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.gateway_state import GatewayState
+from fedbac_edge.protocol.gateway_state import GatewayState, Member
 from fedbac_edge.protocol.messages import (
     DeviceScores,
     DeviceUpdate,
@@ -29,6 +29,7 @@ from fedbac_edge.protocol.messages import (
     Parts,
     Score,
 )
+from fedbac_edge.protocol.roster import member
 
 Norms = dict[str, list[float]]
 """Group of roles that always travel together -> the lengths of the steps accepted last."""
@@ -69,10 +70,12 @@ def admit_device_update(
     check_score(update.holdout)
     check_score(update.previous)
     check_kinds(update.samples, update.unlabelled)
+    if method(federation).takes_unlabelled:
+        check_announced(member(state, device), update.samples - update.unlabelled, update.unlabelled)
     trained = method(federation).trained(task.round, update.samples, update.unlabelled)
     starts = {role: task.parts[role] for role in trained if role in task.parts}
-    named = {*update.base, *update.parts}
-    check_base(update.base, {role: ref for role, ref in starts.items() if role in named})
+    check_roles(update.parts, starts)
+    check_base(update.base, starts)
     base = {role: blobs[ref.hash] for role, ref in starts.items()}
     return check_parts(update.parts, update.encoding, base, federation, state.norms)
 
@@ -119,6 +122,8 @@ def admit_site_update(
     for role in trained:
         if not weight_of(roles[role], update.data, update.unlabelled_data):
             raise Refused(f"{role} was trained on {roles[role].weight} samples, of which the site has none")
+    if not update.parts or not set(update.parts) <= set(trained):
+        check_roles(update.parts, trained)
     optional = {role for role in trained if roles[role].weight != "samples" and role not in update.parts}
     held = {role: blobs[base[role].hash] for role in trained if role not in optional}
     return check_parts(update.parts, update.encoding, held, federation, state.norms)
@@ -156,11 +161,32 @@ def check_kinds(samples: int, unlabelled: int) -> None:
         raise Refused(f"{unlabelled} samples without labels, of {samples}")
 
 
+def check_announced(said: Member, labelled: int, unlabelled: int) -> None:
+    """Where kinds weigh apart, none may weigh more than the device's status says it has of it.
+
+    A device reads its data when it starts, and then says how much of each kind there is.
+    """
+    if said.seen and (labelled > said.labelled or unlabelled > said.samples - said.labelled):
+        raise Refused(
+            f"{labelled} samples with labels and {unlabelled} without, and the device said that it has "
+            f"{said.labelled} and {said.samples - said.labelled}"
+        )
+
+
 def check_base(base: Mapping[str, str], task: Parts) -> None:
     """The update must start from the parts of the task: role -> hash."""
     wrong = sorted(role for role in {*base, *task} if role not in task or base.get(role) != task[role].hash)
     if wrong:
         raise Refused(f"trained from another base: {', '.join(wrong)}")
+
+
+def check_roles(parts: Collection[str], expected: Collection[str]) -> None:
+    """The update must have the roles that its samples train, and no others."""
+    if set(parts) != set(expected):
+        raise Refused(
+            f"expected the roles {', '.join(sorted(expected)) or 'none'}, "
+            f"found {', '.join(sorted(parts)) or 'none'}"
+        )
 
 
 def check_parts(
@@ -179,10 +205,7 @@ def check_parts(
         raise Refused(
             f"the update is encoded as {encoding:.40}, this federation uses {federation.wire.encoding}"
         )
-    if set(parts) != set(base):
-        raise Refused(
-            f"expected the roles {', '.join(sorted(base))}, found {', '.join(sorted(parts)) or 'none'}"
-        )
+    check_roles(parts, base)
     described, groups = schemas(federation), method(federation).together()
     squares: dict[str, float] = {}
     for role in sorted(parts):

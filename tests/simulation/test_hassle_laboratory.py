@@ -24,6 +24,10 @@ from fedbac_edge.federation import (
     SelectionTable,
     TrainingTable,
 )
+from fedbac_edge.methods import method
+from fedbac_edge.protocol import releasing
+from fedbac_edge.protocol.engine import ReleaseJob, Work
+from fedbac_edge.releases import builder
 from fedbac_edge.simulation import journal, presets, run
 from fedbac_edge.simulation.pool import Pool, PoolError
 from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, check, roster
@@ -150,6 +154,25 @@ def test_what_is_exported_is_as_good_as_the_rows_say(
         assert found.model.metadata["view"] == (view or "EM")
         right = np.mean(Session(path).logits(test.x).argmax(axis=1) == test.y)
         assert right == pytest.approx(last.views[view or "EM"], abs=0.01)
+
+
+def test_a_release_is_the_served_view(
+    data: Path, undisturbed: tuple[Path, run.Result], tmp_path: Path
+) -> None:
+    """The same file as the export's, but for what it says of itself."""
+    folder, _ = undisturbed
+    with contextlib.closing(Store(folder / "stores" / "cloud.sqlite", read_only=True)) as store:
+        federation, state = from_store.read(store)
+        (work,) = releasing.order(state, method(federation), state.round)
+        assert isinstance(work, Work)
+        assert isinstance(work.job, ReleaseJob)
+        (cluster,) = work.job.clusters.values()
+        assert set(cluster.parts) == {"supervised", "unsupervised", "residual-s", "residual-u"}
+        assert cluster.parts["supervised"] == state.previous["supervised"].hash
+        built = builder.build(builder.Order(federation=federation, job=work.job, blobs=dict(store.blobs)))
+    ((_, path),) = export_all(folder / "stores", tmp_path)
+    test = load(data, classes=("a", "b", "c", "d"), input_shape=(1, 16, 16), split="test")
+    assert np.array_equal(Session(built[0].onnx).logits(test.x), Session(path).logits(test.x))
 
 
 def test_the_same_devices_on_one_gateway_learn(data: Path, pool: Pool, tmp_path: Path) -> None:
