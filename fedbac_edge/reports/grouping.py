@@ -136,7 +136,7 @@ def _by_name(run: Run, shared: set[tuple[str, str]]) -> tuple[str, dict[str, str
     The name that leaves the fewest settings to be said; among equals, the one that it was asked for under.
     """
     asked = run.scenario.method or run.scenario.federation.method.name
-    names = [] if run.options else list(presets.METHODS)
+    names = [] if run.flat else list(presets.METHODS)
     whole = {name: set(_differing(run, name).items()) for name in names}
     whole = {asked: set(_differing(run).items())} | whole
     name = min(whole, key=lambda name: (len(whole[name] - shared), name != asked, len(whole[name])))
@@ -163,7 +163,7 @@ def _distinct(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _whole_label(entry: Entry) -> str:
-    flat = ["flat"] if entry.runs[0].options else []
+    flat = ["flat"] if entry.runs[0].flat else []
     said = ", ".join([*flat, *entry.differs])
     return f"{entry.method} ({said})" if said else entry.method
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fedbac_edge import __version__
+from fedbac_edge.reports.other_states import read_known
 from fedbac_edge.reports.studies import is_study, read_study
 from fedbac_edge.simulation import journal, run
 from fedbac_edge.simulation.journal import Row
@@ -32,7 +33,12 @@ class Run:
     training: tuple[Row, ...]
     finished: bool
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that the scenario has no word for (see `studies`)."""
+    """Settings that the scenario has no word for (see `studies`, `other_states`)."""
+
+    @property
+    def flat(self) -> bool:
+        """A study of the flat laboratory."""
+        return "method" in self.options
 
     @property
     def scenario(self) -> Scenario:
@@ -72,7 +78,8 @@ def read_run(folder: Path) -> Run | None:
         if is_study(folder):
             about, options, rows = read_study(folder)
         else:
-            about, rows = run.read_about(folder), journal.read(folder / "metrics.jsonl")
+            about, options = read_known(folder)
+            rows = journal.read(folder / "metrics.jsonl")
     except ScenarioError as error:
         raise ReportError(f"{error}{_foreign(folder)}") from error
     except OSError as error:

@@ -56,6 +56,16 @@ def test_a_method_is_known_by_its_settings(runs: Path, copied: Copy) -> None:
     assert [entry.label for entry in found.entries] == ["fedbac", "single"]
 
 
+def test_a_setting_of_another_state_of_the_software_is_not_lost(runs: Path, copied: Copy) -> None:
+    def add(about: dict[str, object]) -> None:
+        scenario = about["scenario"]
+        assert isinstance(scenario, dict)
+        scenario["federation"]["assignment"]["courage"] = 2.5
+
+    (found,) = grouped(runs / "fedbac-1", rewrite(copied("fedbac-1"), add))
+    assert [entry.label for entry in found.entries] == ["fedbac", "fedbac (courage 2.5)"]
+
+
 def test_settings_stand_above_a_single_entry(runs: Path) -> None:
     (found,) = grouped(runs / "fedbac-1")
     assert found.entries[0].label == "fedbac"
