@@ -235,8 +235,13 @@ def _one_per_seed(runs: Sequence[Run], remarks: list[str]) -> tuple[Run, ...]:
             continue
         first, second = (run, other) if _progress(run) > _progress(other) else (other, run)
         kept[run.seed, run.partition] = first
-        remarks.append(f"{second.folder} repeats the run in {first.folder} and is not counted.")
+        remarks.append(f"{_place(second)} repeats the run in {_place(first)} and is not counted.")
     return tuple(sorted(kept.values(), key=lambda run: (run.seed, run.scenario.cut.seed, run.partition)))
+
+
+def _place(run: Run) -> str:
+    """Enough of its path to be found, and no more: reports are passed on."""
+    return f"{run.folder.parent.name}/{run.folder.name}"
 
 
 def _progress(run: Run) -> tuple[bool, int]:

@@ -16,6 +16,7 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bo
 h3 { font-size: 1.05rem; margin-top: 2rem; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; }
 figcaption, caption { color: #444; font-size: .9rem; text-align: left; padding: .3rem 0; }
+th:first-child, td:first-child { min-width: 11rem; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top;

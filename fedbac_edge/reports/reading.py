@@ -157,7 +157,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
             faults.append(str(error))
             continue
         if found is None:
-            remarks.append(f"{folder} is left out: its first round is not over yet.")
+            remarks.append(f"{folder.name} is left out: its first round is not over yet.")
         else:
             runs.append(found)
     if faults:
