@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from export.session import Session
 from fedbac_edge import config, tiers
 from fedbac_edge.aggregation import Contribution, weighted_mean
+from fedbac_edge.commands.export import export_all
 from fedbac_edge.config import FederationError
 from fedbac_edge.datasets import cifar
 from fedbac_edge.datasets.samples import Samples
@@ -21,6 +23,7 @@ from fedbac_edge.federation import Federation
 from fedbac_edge.learning.evaluation import evaluate
 from fedbac_edge.learning.jobs import perform
 from fedbac_edge.learning.local import best_backend, train_jointly
+from fedbac_edge.learning.normalise import normalise
 from fedbac_edge.learning.settings import LocalTraining, Normalisation
 from fedbac_edge.models.additive import dump, load, network
 from fedbac_edge.models.catalog import LeNet, architecture, float_count, parameter_count, shrunk
@@ -219,11 +222,19 @@ def test_a_federation_trains_it(method: str, photographs: Photographs, tmp_path:
     federation = config.parse(FEDERATION.replace("METHOD", method))
     model = architecture("resnet8", (3, 16, 16), 10)
     state, store = campaign(federation, tmp_path, Samples(*photographs))
+    images = photographs[0][:20]
+    x = torch.from_numpy(normalise(images, RGB))
+    total = torch.zeros(20, 10)
     for name, reference in state.parts.items():
         part = unpack(store.blobs[reference.hash], model.schema())
         assert not np.array_equal(part["stage3.norm2.running_var"], np.ones(256)), name
         assert has_variances(part)
+        module = network(model).eval()
+        load(module, part)
+        total += module(x).detach()
     store.close()
+    ((_, path),) = export_all(tmp_path, tmp_path / "models")
+    np.testing.assert_allclose(Session(path).logits(images), total.numpy(), atol=1e-3, rtol=1e-3)
 
 
 # --- averages and encodings -------------------------------------------------------------------------
