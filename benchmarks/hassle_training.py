@@ -1,9 +1,9 @@
 """Samples per second of a device's round of HASSLE, path by path, beside separate eager networks.
 
 The eager round is what one writes down from the paper: torch modules, autograd, torch.optim.SGD, and the
-frozen models asked again at every step. A sample counts once for every step that it is part of: so many
-samples in `epochs` passes of a dual and in the steps of a residual. Paths take turns inside every round, so
-that a busy machine slows all of them alike; a ratio is the median over rounds of the ratio inside one round.
+frozen models asked again at every step. A sample counts once for every step that it is part of. Seconds are
+those of this process on one core (`time.process_time`), so that what it waits for on a busy machine is not
+counted; paths take turns, and a ratio is the median over rounds of the ratio inside one round.
 
     python benchmarks/hassle_training.py [--labelled 250] [--unlabelled 2250] [--rounds 5] [--resnet]
 """
@@ -197,9 +197,9 @@ def compare(title: str, work: dict[str, Callable[[], None]], samples: int, round
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(rounds):
         for name, run in work.items():
-            start = time.perf_counter()
+            start = time.process_time()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
     first = next(iter(seconds.values()))
     print(f"\n{title}")
     for name, taken in seconds.items():

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedbac_edge.learning.compiler import NoKernel, load_library
 from fedbac_edge.learning.fused import FusedLeNet
-from fedbac_edge.learning.losses import cross_entropy
+from fedbac_edge.learning.losses import cross_entropy, soft_cross_entropy, softmax
 from fedbac_edge.learning.normalise import Labels
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.models.catalog import LeNet
@@ -78,6 +78,7 @@ class Kernel:
             "fedbac_work_bytes": ctypes.c_int64,
             "fedbac_gradient": ctypes.c_double,
             "fedbac_pullback": None,
+            "fedbac_complement": ctypes.c_double,
             "fedbac_update": None,
             "fedbac_logits": None,
         }.items():
@@ -140,6 +141,34 @@ class Kernel:
         self._library.fedbac_pullback(
             _address(x), _address(dlogits), len(x), _address(row), _address(gradient), _address(work)
         )
+
+    def complement(
+        self,
+        x: FloatArray,
+        y: Labels,
+        beside: FloatArray,
+        q: FloatArray,
+        tau: float,
+        lam: float,
+        row: FloatArray,
+        gradient: FloatArray,
+        work: FloatArray,
+    ) -> float:
+        """Write that of one part into `gradient`, for the mean of -sum q log softmax(logits / tau) + lam *
+        cross-entropy of (beside + logits) against y; returns the sum. beside and q are (N, classes)."""
+        loss: float = self._library.fedbac_complement(
+            _address(x),
+            _address(y),
+            _address(beside),
+            _address(q),
+            ctypes.c_float(tau),
+            ctypes.c_float(lam),
+            len(y),
+            _address(row),
+            _address(gradient),
+            _address(work),
+        )
+        return loss
 
     def update(
         self, rows: FloatArray, gradients: FloatArray, momentum: FloatArray, l2: FloatArray, s: Descent
@@ -276,3 +305,12 @@ def _hold_pullback(kernel: Kernel, part: Part, x: FloatArray, y: Labels) -> None
     kernel.pullback(x, dlogits, rows[0], found, work)
     if not np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max():
         raise NoKernel("the compiled kernel's gradient for given logit gradients differs from its own")
+    beside = kernel.logits(x[::-1].copy(), rows[0], work)
+    q = softmax(5.0 * beside[::-1])
+    logits = kernel.logits(x, rows[0], work)
+    soft, hard = soft_cross_entropy(logits, q, 2.0), cross_entropy(logits + beside, y)
+    kernel.pullback(x, soft[1] + np.float32(0.5) * hard[1], rows[0], expected, work)
+    loss = kernel.complement(x, y, beside, q, 2.0, 0.5, rows[0], found, work) / len(y)
+    close = abs(loss - soft[0] - 0.5 * hard[0]) <= 1e-3 * abs(loss)
+    if not (close and np.abs(found - expected).max() <= 1e-3 * np.abs(expected).max()):
+        raise NoKernel("the compiled kernel's gradient of a complement differs from numpy's")

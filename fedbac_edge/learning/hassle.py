@@ -33,7 +33,7 @@ from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.learning.batches import batches, step_count
 from fedbac_edge.learning.forward import logits_of
 from fedbac_edge.learning.inputs import check_data, check_part
-from fedbac_edge.learning.losses import cross_entropy, divergence, softmax
+from fedbac_edge.learning.losses import entropy, softmax
 from fedbac_edge.learning.network import trainee
 from fedbac_edge.learning.normalise import Images, Labels, normalise
 from fedbac_edge.learning.settings import Backend, Cancelled, Count, NonNegative, Normalisation, Positive
@@ -246,12 +246,12 @@ def _train_residual(side: _Side, here: _Round) -> tuple[Part, float]:
     )
     with closing(r):
         for last, chosen in here.steps(side.residual, len(side.y), s.residual_steps):
-            f_r = r.forward(normalise(side.x[chosen], here.normalisation))
-            kl, d_kl = divergence(f_r, q[chosen], side.tau)
-            ce, d_ce = cross_entropy(f_w[chosen] + f_r, side.y[chosen])
-            r.backward(d_kl + np.float32(s.lam) * d_ce)
+            x = normalise(side.x[chosen], here.normalisation)
+            loss = r.learn_beside(x, side.y[chosen], f_w[chosen], q[chosen], side.tau, s.lam)
             r.step(s.learning_rate, s.momentum, s.residual_weight_decay, s.clip_norm)
-            seen, total = seen + last * len(chosen), total + last * len(chosen) * (kl + s.lam * ce)
+            if last:
+                # KL is the cross-entropy less the entropy of its target, which no weight changes.
+                seen, total = seen + len(chosen), total + len(chosen) * loss - float(entropy(q[chosen]).sum())
         return r.dump(), total / seen
 
 

@@ -459,9 +459,48 @@ typedef struct {
     const int64_t *y;     /* labels, for the cross-entropy; or NULL, and */
     const float *dlogits; /* count * CLASSES: the loss's gradient as the caller has it */
     int batch;
+    const float *beside; /* count * CLASSES, with labels: logits that stand beside this network's, or NULL */
+    const float *q;      /* count * CLASSES, with `beside`: probabilities that softmax(logits / tau) follows */
+    float tau, lambda;
 } objective;
 
+/* e: softmax of z, without denormal numbers; returns log(sum exp(z)). */
+static float softmax(const float *z, float *e) {
+    float top = z[0], sum = 0.0f;
+    for (int k = 1; k < CLASSES; k++) top = z[k] > top ? z[k] : top;
+    for (int k = 0; k < CLASSES; k++) sum += e[k] = expf(z[k] - top);
+    for (int k = 0; k < CLASSES; k++) {
+        e[k] /= sum;
+        if (e[k] < 1e-30f) e[k] = 0.0f;
+    }
+    return logf(sum) + top;
+}
+
+/* -sum q log softmax(logits / tau) + lambda * cross-entropy of (beside + logits), summed over the block. */
+static double complement(scratch *s, const objective *o, int start, int here) {
+    double total = 0.0;
+    memset(s->dlogits, 0, sizeof s->dlogits);
+    for (int n = 0; n < here; n++) {
+        const size_t at = (size_t)(start + n) * CLASSES;
+        const int y = (int)o->y[start + n];
+        float soft[CLASSES], summed[CLASSES], p[CLASSES], e[CLASSES];
+        for (int k = 0; k < CLASSES; k++) {
+            soft[k] = s->logits[k][n] / o->tau;
+            summed[k] = s->logits[k][n] + o->beside[at + k];
+        }
+        const float soft_log = softmax(soft, p), log_sum = softmax(summed, e);
+        for (int k = 0; k < CLASSES; k++) {
+            const float q = o->q[at + k], slope = (p[k] - q) / o->tau + o->lambda * (e[k] - (k == y));
+            total += (double)q * (soft_log - soft[k]);
+            s->dlogits[k][n] = slope / (float)o->batch;
+        }
+        total += (double)o->lambda * (log_sum - summed[y]);
+    }
+    return total;
+}
+
 static double differentiate(scratch *s, const objective *o, int start, int here) {
+    if (o->beside) return complement(s, o, start, here);
     if (o->y) return cross_entropy(s, o->y + start, here, o->batch);
     memset(s->dlogits, 0, sizeof s->dlogits);
     for (int n = 0; n < here; n++)
@@ -514,6 +553,13 @@ void fedbac_pullback(const float *x, const float *dlogits, int count, const floa
                      void *work) {
     const objective o = {.dlogits = dlogits};
     accumulate(x, &o, count, 1, weights, gradient, work);
+}
+
+/* Gradient of one part for the mean of `complement`; returns the summed loss. */
+double fedbac_complement(const float *x, const int64_t *y, const float *beside, const float *q, float tau,
+                         float lambda, int count, const float *weights, float *gradient, void *work) {
+    const objective o = {.y = y, .batch = count, .beside = beside, .q = q, .tau = tau, .lambda = lambda};
+    return accumulate(x, &o, count, 1, weights, gradient, work);
 }
 
 /* One SGD step on parts * PART weights. gradients: `shares` gradients to be summed, one after another; the first

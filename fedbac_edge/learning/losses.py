@@ -45,8 +45,13 @@ def soft_cross_entropy(logits: FloatArray, q: npt.NDArray[np.floating], tau: flo
 def divergence(logits: FloatArray, q: npt.NDArray[np.floating], tau: float = 1.0) -> Loss:
     """Mean of KL(q || softmax(logits / tau)), with soft_cross_entropy's gradient."""
     cross, gradient = soft_cross_entropy(logits, q, tau)
+    return cross - float(entropy(q).mean()), gradient
+
+
+def entropy(q: npt.NDArray[np.floating]) -> _Wide:
+    """(N,) entropies of probabilities (N, classes), in nats."""
     wide = q.astype(np.float64)
-    return cross + float((wide * np.log(np.maximum(wide, 1e-300))).sum(axis=1).mean()), gradient
+    return np.asarray(-(wide * np.log(np.maximum(wide, 1e-300))).sum(axis=1))
 
 
 def squared_probabilities(logits: FloatArray, q: npt.NDArray[np.floating]) -> Loss:

@@ -17,7 +17,7 @@ from torch import nn
 from fedbac_edge.learning.compiled import Kernel, aligned, kernel_for
 from fedbac_edge.learning.inputs import check_part
 from fedbac_edge.learning.local import best_backend
-from fedbac_edge.learning.losses import cross_entropy
+from fedbac_edge.learning.losses import cross_entropy, soft_cross_entropy
 from fedbac_edge.learning.normalise import Labels
 from fedbac_edge.learning.settings import Backend
 from fedbac_edge.models.additive import dump, load, network
@@ -35,6 +35,16 @@ class Trainee(Protocol):
 
     def backward(self, dlogits: FloatArray) -> None:
         """Add the loss's gradient by the weights, from that by the logits of the last `forward`."""
+        ...
+
+    def learn_beside(
+        self, x: FloatArray, y: Labels, beside: FloatArray, q: FloatArray, tau: float, lam: float
+    ) -> float:
+        """`forward` and `backward` of the mean of -sum_c q_c log softmax(f / tau)_c + lam * CE(beside + f, y).
+
+        Returns that mean. f are this network's logits, `beside` (N, classes) fixed ones, q (N, classes)
+        probabilities.
+        """
         ...
 
     def learn(self, x: FloatArray, y: Labels) -> float:
@@ -110,6 +120,16 @@ class AutogradTrainee:
         if logits is None:
             raise ValueError("backward follows a forward pass, once")
         logits.backward(torch.from_numpy(dlogits).to(self._device))  # type: ignore[no-untyped-call]
+
+    def learn_beside(
+        self, x: FloatArray, y: Labels, beside: FloatArray, q: FloatArray, tau: float, lam: float
+    ) -> float:
+        """See `Trainee`."""
+        logits = self.forward(x)
+        soft, d_soft = soft_cross_entropy(logits, q, tau)
+        hard, d_hard = cross_entropy(beside + logits, y)
+        self.backward(d_soft + np.float32(lam) * d_hard)
+        return soft + lam * hard
 
     def learn(self, x: FloatArray, y: Labels) -> float:
         """See `Trainee`."""
@@ -192,13 +212,21 @@ class CompiledTrainee:
         self._kernel.pullback(x, given, self._rows[0], self._fresh, self._work)
         self._gradient += self._fresh
 
+    def learn_beside(
+        self, x: FloatArray, y: Labels, beside: FloatArray, q: FloatArray, tau: float, lam: float
+    ) -> float:
+        """See `Trainee`. The kernel knows this loss too."""
+        x, labels = self._checked(x, y)
+        if beside.shape != q.shape or q.shape != (len(x), self._kernel.model.classes):
+            raise ValueError(f"{len(x)} samples have no logits {beside.shape}, probabilities {q.shape}")
+        beside, q = np.ascontiguousarray(beside, dtype=np.float32), np.ascontiguousarray(q, dtype=np.float32)
+        loss = self._kernel.complement(x, labels, beside, q, tau, lam, self._rows[0], self._fresh, self._work)
+        self._gradient += self._fresh
+        return loss / len(y)
+
     def learn(self, x: FloatArray, y: Labels) -> float:
         """See `Trainee`. The kernel knows this loss: one forward pass."""
-        self._check(x)
-        if not len(y) or y.shape != x.shape[:1] or not 0 <= y.min() <= y.max() < self._kernel.model.classes:
-            raise ValueError(f"{len(x)} images need as many labels, of the model's classes")
-        self._x = None
-        x, labels = np.ascontiguousarray(x, dtype=np.float32), np.ascontiguousarray(y, dtype=np.int64)
+        x, labels = self._checked(x, y)
         loss = self._kernel.gradient(x, labels, len(y), self._rows, self._fresh, self._work)
         self._gradient += self._fresh
         return loss / len(y)
@@ -226,6 +254,14 @@ class CompiledTrainee:
         """See `Trainee`."""
         self._check(x)
         return self._kernel.logits(np.ascontiguousarray(x, dtype=np.float32), self._rows[0], self._work)
+
+    def _checked(self, x: FloatArray, y: Labels) -> tuple[FloatArray, Labels]:
+        """Both as the kernel reads them; what `forward` remembered is over."""
+        self._check(x)
+        if not len(y) or y.shape != x.shape[:1] or not 0 <= y.min() <= y.max() < self._kernel.model.classes:
+            raise ValueError(f"{len(x)} images need as many labels, of the model's classes")
+        self._x = None
+        return np.ascontiguousarray(x, dtype=np.float32), np.ascontiguousarray(y, dtype=np.int64)
 
     def _check(self, x: FloatArray) -> None:
         if x.shape[1:] != self._kernel.model.input_shape:

@@ -18,6 +18,8 @@ from fedbac_edge.learning.losses import (
     squared_probabilities,
 )
 from fedbac_edge.learning.network import AutogradTrainee, Trainee, trainee
+from fedbac_edge.models.additive import load
+from fedbac_edge.models.additive import network as module_of
 from fedbac_edge.models.catalog import LeNet, architecture, shrunk
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import FloatArray
@@ -97,6 +99,34 @@ def _train(network: Trainee, x: FloatArray, q: FloatArray, centre: dict[str, Flo
     network.backward(gradient)  # gradients add up
     network.pull(centre, 0.01)
     network.step(0.05, 0.9, 1e-3, 0.5)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@pytest.mark.parametrize("count", [1, 37])
+def test_both_paths_learn_beside_another_network(model: LeNet, count: int) -> None:
+    """The loss by its definition in float64, and the step that it makes on both paths."""
+    rng = np.random.default_rng(0)
+    part = model.init(rng)
+    x = rng.normal(size=(count, *model.input_shape)).astype(np.float32)
+    y = rng.integers(0, model.classes, count)
+    beside = (3.0 * rng.normal(size=(count, model.classes))).astype(np.float32)
+    q = softmax(40.0 * rng.normal(size=(count, model.classes)))  # some probabilities are zero
+    module = module_of(model)
+    load(module, part)
+    module.double()
+    f = module(torch.from_numpy(x.astype(np.float64)))
+    wide = torch.from_numpy(q.astype(np.float64))
+    expected = functional.cross_entropy(f / 2.0, wide) + 0.5 * functional.cross_entropy(
+        f + torch.from_numpy(beside.astype(np.float64)), torch.from_numpy(y)
+    )
+    expected.backward()  # type: ignore[no-untyped-call]
+    for backend in ("compiled", "reference"):
+        network = trainee(model, part, backend=backend)
+        assert network.learn_beside(x, y, beside, q, 2.0, 0.5) == pytest.approx(expected.item(), rel=1e-5)
+        network.step(1.0, 0.0, 0.0, None)
+        for name, weights in module.named_parameters():
+            assert weights.grad is not None
+            np.testing.assert_allclose(part[name] - network.dump()[name], weights.grad.numpy(), atol=1e-5)
 
 
 def test_a_pull_alone_moves_straight_to_its_centre() -> None:
