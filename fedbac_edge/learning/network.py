@@ -40,7 +40,7 @@ class Trainee(Protocol):
     def learn_beside(
         self, x: FloatArray, y: Labels, beside: FloatArray, q: FloatArray, tau: float, lam: float
     ) -> float:
-        """`forward` and `backward` of the mean of -sum_c q_c log softmax(f / tau)_c + lam * CE(beside + f, y).
+        """`forward` and `backward` of the mean of -sum_c q_c log softmax(f / tau)_c + lam CE(beside + f, y).
 
         Returns that mean. f are this network's logits, `beside` (N, classes) fixed ones, q (N, classes)
         probabilities.
