@@ -1,18 +1,24 @@
 """What wire versions differ in, as rewritings of plain maps.
 
-Version 2 counts samples without labels apart (device-update, gateway-update) and has the table [hassle] in
-the specification. A message that uses none of this is written as it was in version 1.
+Version 2 counts samples without labels apart (device-update, gateway-update) and knows more settings in the
+specification. A message that uses none of this is written as it was in version 1.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-_NEW_IN_2: dict[str, dict[str, Any]] = {
+_FIELDS: dict[str, dict[str, Any]] = {
     "device-update": {"unlabelled": 0},
     "gateway-update": {"unlabelled": 0, "unlabelled_data": 0},
 }
 """Message -> its new fields, with the values that version 1 says by silence."""
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "method": {"places": {}},
+    "training": {"unlabelled": "ignore", "confidence": 0.0},
+    "assignment": {"confidence": 1.0, "tolerance": 1.5, "moves": True, "merges": True},
+}
+"""Table of the specification -> its new settings, likewise. The table "hassle" is new as a whole."""
 
 
 def from_1(fields: dict[str, Any]) -> dict[str, Any]:
@@ -22,11 +28,28 @@ def from_1(fields: dict[str, Any]) -> dict[str, Any]:
 
 def to_1(fields: dict[str, Any]) -> dict[str, Any] | None:
     """Version 2 in version 1; None for what version 1 cannot say."""
-    kind = fields.get("type")
+    kind = str(fields.get("type"))
     if kind == "spec" and isinstance(described := fields.get("federation"), dict):
-        older = {name: value for name, value in described.items() if name != "hassle"}
-        return {**fields, "federation": older} if described.get("hassle") is None else None
-    silent = _NEW_IN_2.get(str(kind), {})
+        older = _settings_to_1(described)
+        return None if older is None else {**fields, "federation": older}
+    return _without(fields, _FIELDS.get(kind, {}))
+
+
+def _settings_to_1(federation: dict[str, Any]) -> dict[str, Any] | None:
+    merges = federation.get("assignment", {}).get("method") == "merge"
+    if merges or federation.get("hassle") is not None:
+        return None
+    older = {name: table for name, table in federation.items() if name != "hassle"}
+    for name, silent in _SETTINGS.items():
+        table = _without(federation.get(name, {}), silent)
+        if table is None:
+            return None
+        older[name] = table
+    return older
+
+
+def _without(fields: dict[str, Any], silent: dict[str, Any]) -> dict[str, Any] | None:
+    """The map without what is said by silence; None when some of it says something."""
     if any(fields.get(name, value) != value for name, value in silent.items()):
         return None
     return {name: value for name, value in fields.items() if name not in silent}

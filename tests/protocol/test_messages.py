@@ -261,3 +261,47 @@ def test_only_what_version_1_has_no_words_for_is_written_in_version_2(message: M
     new = {"unlabelled", "unlabelled_data", "hassle"} & {*written["m"], *written["m"].get("federation", {})}
     assert (version == 2) == bool(new)
     assert decode(payload, type(message)) == message
+
+
+VERSION_1 = {
+    "method": "cloud_weight cluster_start clusters initial name",
+    "training": "backend batch_size clip_norm cluster_l2 epochs learning_rate learning_rate_decay "
+    "learning_rate_floor momentum threads weight_decay",
+    "assignment": "alpha arms every live_counts margin method reward",
+    "selection": "credit method participation warm_up",
+    "wire": "encoding",
+    "releases": "every key",
+}
+"""Tables of the specification -> their settings, as software that knows version 1 alone has them."""
+
+
+def test_a_specification_in_version_1_has_no_setting_that_it_did_not_have() -> None:
+    """Whoever adds a setting says in broker.versions what its absence means, or raises the version."""
+    written = msgspec.msgpack.decode(encode(Spec(federation=DESCRIBED, instance="0badcafe", software="")))
+    tables = written["m"]["federation"]
+    assert written["v"] == 1
+    assert {name: " ".join(sorted(tables[name])) for name in VERSION_1} == VERSION_1
+    assert set(tables) - set(VERSION_1) == {
+        *("name", "seed", "rounds", "eligibility", "evaluation", "model", "deadlines", "robust", "gateways")
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("training", {"unlabelled": "pseudo"}),
+        ("training", {"confidence": 0.9}),
+        ("method", {"places": {"gw1": 1}}),
+        ("assignment", {"method": "merge"}),
+        ("assignment", {"moves": False}),
+    ],
+)
+def test_a_new_setting_that_says_something_is_written_in_version_2(
+    table: str, change: dict[str, Any]
+) -> None:
+    changed = msgspec.structs.replace(getattr(DESCRIBED, table), **change)
+    federation = msgspec.structs.replace(DESCRIBED, **{table: changed})
+    spec = Spec(federation=federation, instance="0badcafe", software="")
+    payload = encode(spec)
+    assert msgspec.msgpack.decode(payload)["v"] == 2
+    assert decode(payload, Spec) == spec
