@@ -70,7 +70,8 @@ class DeviceData:
             raise DataError(
                 path,
                 f"{unlabelled:,} images, none of them labelled, and {method} learns from labelled ones only",
-                f"Label some (pictures: a folder for each class, such as {classes[0]}/001.png), or join a "
+                "Label some: as y of an .npz, as train-labels-idx1-ubyte beside IDX images, or as pictures in a "
+                f"folder for each class, such as {classes[0]}/001.png. Or join a "
                 'federation that takes unlabelled images: method hassle, or [training] unlabelled = "pseudo"',
             )
         used = samples if takes_unlabelled else samples.labelled()
