@@ -70,7 +70,7 @@ class DeviceData:
             raise DataError(
                 path,
                 f"{unlabelled:,} images, none of them labelled, and {method} learns from labelled ones only",
-                "Label some: as y of an .npz, as train-labels-idx1-ubyte beside IDX images, or as pictures in a "
+                "Label some: as y of an .npz, as train-labels-idx1-ubyte beside IDX images, or pictures in a "
                 f"folder for each class, such as {classes[0]}/001.png. Or join a "
                 'federation that takes unlabelled images: method hassle, or [training] unlabelled = "pseudo"',
             )
