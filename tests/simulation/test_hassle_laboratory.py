@@ -214,6 +214,8 @@ def test_presets_are_the_papers_settings() -> None:
     assert federation.model.architecture == "resnet8"
     assert federation.hassle == HassleTable()
     assert (what.cut.form, what.cut.annotation, what.cut.labelled) == ("annotation", "default", 0.1)
-    assert presets.preset("paper/hassle-fashion-mnist").federation.model.architecture == "lenet"
+    fashion = presets.preset("paper/hassle-fashion-mnist").federation
+    assert fashion.model.architecture == "lenet"
+    assert (fashion.training.learning_rate, fashion.training.clip_norm) == (0.03, 1.0), "no batch norm"
     with pytest.raises(ScenarioError, match="annotation split"):
         check(msgspec.structs.replace(what, cut=msgspec.structs.replace(what.cut, drift_round=3)))
