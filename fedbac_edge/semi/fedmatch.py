@@ -10,10 +10,10 @@ Every `every` rounds a client that the server has seen gets as helpers the psi o
 models answer most like its own on one fixed picture of noise; in other rounds it labels alone, as in the
 authors' code. psi starts at a fifth of sigma's start.
 
-Differences. The learning rate is divided by lambda_s, which makes the rate of cross-entropy that of every
-other method; the paper's own is 0.001. sigma and psi learn in turns of an epoch each, not of a batch, with
-fresh momentum. sigma weighs a client's labelled samples and psi its unlabelled ones: who has none leaves it
-as it was.
+Differences. The learning rate is divided by lambda_s, and a bound of the gradient multiplied by it, which
+gives cross-entropy the steps that it has in every other method; the paper's own rate is 0.001. sigma and psi
+learn in turns of an epoch each, not of a batch, with fresh momentum. sigma weighs a client's labelled samples
+and psi its unlabelled ones: who has none leaves it as it was.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ import numpy as np
 from fedbac_edge.learning.batches import batches
 from fedbac_edge.learning.forward import Logits, logits_of
 from fedbac_edge.learning.losses import cross_entropy, softmax
-from fedbac_edge.learning.network import trainee
+from fedbac_edge.learning.network import Trainee, trainee
 from fedbac_edge.learning.normalise import normalise
 from fedbac_edge.parts import FloatArray, Part
 from fedbac_edge.semi.augmentation import strong
 from fedbac_edge.semi.method import Answer, Bench, Client, Holding, State, View, mean_by_role
 from fedbac_edge.semi.single import SingleModel
+from fedbac_edge.semi.study import Training
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -97,7 +98,7 @@ class FedMatch(SingleModel, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 logits = w.forward(normalise(data.x[chosen], bench.normalisation))
                 loss, gradient = cross_entropy(logits, data.y[chosen])
                 w.backward(np.float32(self.lambda_s) * gradient)
-                w.step(training.learning_rate / self.lambda_s, training.momentum, 0.0, training.clip_norm)
+                self.step(w, training)
                 total, steps = total + loss, steps + 1
             return minus(w.dump(), psi), total / steps, steps
 
@@ -126,9 +127,14 @@ class FedMatch(SingleModel, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                     w.backward(self.agreement(logits, p[sure], opinions))
                 weights = w.dump()
                 w.pull(minus(weights, self.penalty_slope(sigma, minus(weights, sigma))), 1.0)
-                w.step(training.learning_rate / self.lambda_s, training.momentum, 0.0, training.clip_norm)
+                self.step(w, training)
                 steps += 1
             return minus(w.dump(), sigma), steps
+
+    def step(self, w: Trainee, training: Training) -> None:
+        """SGD at the rate, and under the bound of the gradient, that cross-entropy has in other methods."""
+        bound = training.clip_norm and training.clip_norm * self.lambda_s
+        w.step(training.learning_rate / self.lambda_s, training.momentum, 0.0, bound)
 
     def agreement(self, logits: FloatArray, own: FloatArray, opinions: list[FloatArray]) -> FloatArray:
         """The gradient of lambda_a CE and lambda_i KL by the logits of (hard views, plain views)."""

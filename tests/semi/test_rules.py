@@ -211,9 +211,12 @@ def test_fedmatch_labels_move_sigma_and_the_rest_moves_psi(
     assert after < before
 
 
-def test_fedmatch_sigma_learns_as_fedavg_does(make_bench: MakeBench, make_client: MakeClient) -> None:
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_fedmatch_sigma_learns_as_fedavg_does(
+    clip_norm: float | None, make_bench: MakeBench, make_client: MakeClient
+) -> None:
     """The factor 10 of the loss and the tenth of the rate cancel out: an epoch is FedAvg's on their sum."""
-    bench, client, method = make_bench(batch_size=64), make_client(60, 0), FedMatch()
+    bench, client, method = make_bench(batch_size=64, clip_norm=clip_norm), make_client(60, 0), FedMatch()
     sigma, psi = part_of(bench, 1), part_of(bench, 2)
     found = method.learn(bench, {"sigma": sigma, "psi": psi}, client, 1).parts["sigma"]
     plain = FedAvg().learn(bench, {"model": plus(sigma, psi)}, client, 1).parts["model"]
