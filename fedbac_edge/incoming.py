@@ -16,6 +16,7 @@ from fedbac_edge.store import Store
 FETCH_AGAIN_S = 30.0
 """A part that makes no progress for so long is asked for again."""
 SPOOL_EXPIRY_S = 3600.0
+EXPIRY_EVERY_S = 60.0
 MESSAGE_LIMIT = 256 * 2**20
 """Largest payload that is put together from chunks, in bytes."""
 
@@ -29,11 +30,15 @@ class Incoming:
         """Wanted hash -> bytes that have come so far."""
         self._progress = 0.0
         """When the last chunk of a wanted part came, or was asked for."""
+        self._expiry = float("-inf")
+        """When the spool is looked through next."""
 
     def join(self, topic: str, chunk: chunks.Chunk, now: float) -> bytes | None:
         """Spool one chunk; the whole payload when it was the last one missing. Raises ChunkError."""
         chunks.check(chunk, MESSAGE_LIMIT)
-        self._store.expire_spool(now - SPOOL_EXPIRY_S)
+        if now >= self._expiry:
+            self._store.expire_spool(now - SPOOL_EXPIRY_S)
+            self._expiry = now + EXPIRY_EVERY_S
         if not self._store.spool(
             topic, chunk.transfer, chunk.index, chunk.count, chunk.size, now, chunk.data
         ):

@@ -87,6 +87,8 @@ def has_variances(part: Part) -> bool:
 
 def distance(part: Part, base: Part) -> float:
     """Euclidean norm of part - base over all tensors, in float64."""
-    return float(
-        np.sqrt(sum(float(np.square(part[n].astype(np.float64) - base[n]).sum()) for n in sorted(part)))
-    )
+    squares = 0.0
+    for name in sorted(part):
+        step = np.subtract(part[name], base[name], dtype=np.float64)
+        squares += float(np.square(step, out=step).sum())
+    return float(np.sqrt(squares))

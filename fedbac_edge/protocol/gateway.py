@@ -272,9 +272,10 @@ class Gateway:
         except gate.Refused as refusal:
             return self._refuse(device, "train", update.round, str(refusal), now)
         state.norms = gate.remembered(state.norms, steps)
-        keeps = [Keep(digest(data), data) for _, data in sorted(update.parts.items())]
+        hashes = {role: digest(data) for role, data in sorted(update.parts.items())}
+        keeps = [Keep(hash, update.parts[role]) for role, hash in hashes.items()]
         state.answers[device] = Answer(
-            parts={role: digest(data) for role, data in sorted(update.parts.items())},
+            parts=hashes,
             samples=update.samples,
             holdout=update.holdout,
             previous=update.previous,
@@ -457,7 +458,7 @@ class Gateway:
         self.state.averaged = {}
         averages = self._averages()
         self.state.averaged = {role: digest(data) for role, data in averages.items()}
-        keeps: list[Action] = [Keep(digest(data), data) for data in averages.values()]
+        keeps: list[Action] = [Keep(self.state.averaged[role], data) for role, data in averages.items()]
         newest = {role: ref.hash for role, ref in task.parts.items()} | self.state.averaged
         served = {
             term.role: task.parts[term.role].hash if term.generation else newest[term.role]
