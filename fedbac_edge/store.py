@@ -137,6 +137,7 @@ class Store:
 
     def compact(self) -> None:
         """Give back the space of what was deleted; outside of a transaction."""
+        self._connection.execute("PRAGMA journal_size_limit = 0")  # the journal's too
         self._connection.execute("VACUUM")
 
     @contextlib.contextmanager
