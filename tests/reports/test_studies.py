@@ -100,7 +100,8 @@ def test_studies_are_grouped_by_their_settings(tmp_path: Path) -> None:
         "fixmatch (threshold 0.9)",
         "fixmatch (holdout true)",
     }
-    assert first.shared == ("rounds=12",)
+    # The preset has another rate: what all runs share and it has not is named.
+    assert first.shared == ("rounds=12", "training.learning_rate=0.1")
     assert "10 % labelled" in first.title
     assert "20 % labelled" in second.title
     views = tables.views(first)
