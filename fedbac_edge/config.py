@@ -88,6 +88,12 @@ def check(federation: Federation) -> Federation:
             f"[training] epochs: {federation.method.name} trains in {len(described.turns)} turns, each of an "
             "epoch at least"
         )
+    if federation.training.confidence and federation.training.unlabelled != "pseudo":
+        own = "; that of HASSLE is [hassle] confidence" if federation.method.name == "hassle" else ""
+        raise FederationError(
+            "[training] confidence is a threshold of unlabelled = 'pseudo': set that too, or leave it "
+            f"at 0{own}"
+        )
     if federation.hassle is not None and federation.method.name != "hassle":
         raise FederationError(
             f"[hassle] belongs to [method] name = 'hassle', not to {federation.method.name!r}: remove it"

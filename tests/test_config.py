@@ -54,6 +54,10 @@ WRONG: dict[str, tuple[str, str]] = {
         minimal(more="[training]\nlearning_rate = 0.0"),
         "[training] learning_rate: a number > 0.0",
     ),
+    "a threshold of nothing": (
+        minimal(more="[training]\nconfidence = 0.9"),
+        "[training] confidence is a threshold of unlabelled = 'pseudo'",
+    ),
     "a rate that is none": (
         minimal(more="[training]\nlearning_rate = nan"),
         "[training] learning_rate: a number",

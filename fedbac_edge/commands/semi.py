@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("method", required=False, metavar="[METHOD]")
-@click.option(
-    "--data", default="fashion-mnist", show_default=True, help="fashion-mnist, mnist, cifar10, svhn."
-)
-@click.option("--path", type=FILE, help="Where it lies; fashion-mnist is looked for.")
+@click.option("--data", default="fashion-mnist", show_default=True, help="A name of `fedbac data list`.")
+@click.option("--path", type=FILE, help="Where it lies, unless it is found.")
 @click.option("--architecture", default="lenet", show_default=True, help="A model of the catalogue.")
 @click.option("--labels", type=float, default=0.1, show_default=True, help="Share of samples with a label.")
 @click.option("--setting", default="default", show_default=True, help="Who has labels: default, PL, LPL ...")
@@ -34,7 +32,11 @@ if TYPE_CHECKING:
 @click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--learning-rate", type=float, default=0.1, show_default=True)
 @click.option("--momentum", type=float, default=0.9, show_default=True)
-@click.option("--clip-norm", type=float, help="Bound of the gradient's norm. [default: none]")
+@click.option(
+    "--clip-norm",
+    type=float,
+    help="Bound of the gradient's norm; 0: none. [default: 1 for LeNets, which collapse without, else none]",
+)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of every draw.")
 @click.option("--samples", type=click.IntRange(1), help="Draw only so many training samples.")
 @click.option("--test-samples", type=click.IntRange(1), help="Draw only so many test samples.")
@@ -66,8 +68,9 @@ def semi(
       fedbac semi fedmatch --rounds 60
       fedbac semi hassle --rounds 60 --set align_residuals=false
     """
+    from fedbac_edge.datasets import official
     from fedbac_edge.semi.run import read_about, run
-    from fedbac_edge.semi.study import StudyError
+    from fedbac_edge.semi.study import StudyError, StudyFailed
     from fedbac_edge.simulation.pool import available_cores
 
     try:
@@ -78,6 +81,7 @@ def semi(
                 study = read_about(out).study
             else:
                 study = _study(method, **options)
+            place = path or official.locate(study.data, "--path")
             out = out or Path("runs") / f"{study.data}-{study.method}-seed{study.seed}"
             say = _json if as_json else _line
             if not as_json:
@@ -85,7 +89,7 @@ def semi(
             result = run(
                 study,
                 out,
-                path or _place(study.data),
+                place,
                 workers or available_cores(),
                 resume=resume,
                 tell=lambda row: say(row),
@@ -93,33 +97,28 @@ def semi(
             _tell_result(result, out, as_json)
     except StudyError as error:
         raise Misconfigured(str(error)) from error
+    except StudyFailed as error:
+        raise Failed(str(error)) from error
     except KeyboardInterrupt:
         raise Failed(f"stopped; `fedbac semi --resume --out {out}` goes on") from None
 
 
 def _study(method: str, settings: tuple[str, ...], **options: Any) -> Study:
-    from fedbac_edge.semi.study import Option, Study, StudyError, Training, check
+    from fedbac_edge.semi.run import check_whole
+    from fedbac_edge.semi.study import Option, Study, StudyError, Training
 
     names = ("epochs", "batch_size", "learning_rate", "momentum", "clip_norm")
-    training = Training(**{name: options.pop(name) for name in names})
+    chosen = {name: options.pop(name) for name in names}
+    if chosen["clip_norm"] is None and options["architecture"].startswith("lenet"):
+        chosen["clip_norm"] = 1.0
+    training = Training(**{**chosen, "clip_norm": chosen["clip_norm"] or None})
     own: dict[str, Option] = {}
     for setting in settings:
         name, separator, value = setting.partition("=")
         if not separator or not name:
             raise StudyError(f"--set {setting!r}: give NAME=VALUE")
         own[name.strip().replace("-", "_")] = value.strip()
-    return check(Study(method=method, training=training, options=own, **options))
-
-
-def _place(data: str) -> Path:
-    from fedbac_edge.commands import fashion
-    from fedbac_edge.simulation.presets import MODELS
-
-    if data == fashion.NAME:
-        return fashion.folder()
-    if data not in MODELS:
-        raise Misconfigured(f"no data set is called {data!r}; there are: {', '.join(MODELS)}")
-    raise Misconfigured(f"say where {data} lies: --path PATH")
+    return check_whole(Study(method=method, training=training, options=own, **options))
 
 
 def _heading(study: Study, out: Path) -> str:

@@ -189,9 +189,14 @@ class _Lines:
     def began(self, scenario: Scenario, out: Path, workers: int) -> None:
         federation = scenario.federation
         devices = sum(len(devices) for devices in federation.gateways.values())
+        cut = scenario.cut
+        how = f"{cut.form}, alpha {cut.alpha_server:g}"
+        if cut.form == "annotation":
+            how = (
+                f"annotation {cut.annotation}, {100 * cut.labelled:g} % labelled, alpha {cut.alpha_client:g}"
+            )
         self.say(
-            f"{scenario.method} on {scenario.cut.data} "
-            f"({scenario.cut.form}, alpha {scenario.cut.alpha_server:g}): "
+            f"{scenario.method} on {cut.data} ({how}): "
             f"{len(federation.gateways)} servers, {devices} devices, {federation.rounds} rounds, "
             f"seed {federation.seed}, {workers} workers -> {out}"
         )

@@ -170,13 +170,13 @@ def find(name: str) -> Path | None:
     return known.at(folder) if known.complete(folder) else None
 
 
-def locate(name: str) -> Path:
-    """As `find`; raises DataError that says how to get it."""
+def locate(name: str, option: str = "--data") -> Path:
+    """As `find`; raises DataError that says how to get it, or to give a place of one's own as `option`."""
     found = find(name)
     if found is not None:
         return found
     where: Path | str = home(name)
-    remedy = f"`fedbac data get {name}` fetches it; or say where it lies with --data PATH"
+    remedy = f"`fedbac data get {name}` fetches it; or say where it lies with {option} PATH"
     if name == FASHION:
         where = os.environ.get("FEDBAC_FASHION_MNIST") or where
         remedy = (

@@ -24,14 +24,16 @@ from statistics import fmean
 
 import msgspec
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedbac_edge import __version__
 from fedbac_edge.datasets import holdout
-from fedbac_edge.datasets.annotation import Annotation, annotate
+from fedbac_edge.datasets.annotation import Annotation, AnnotationError, annotate, mixture
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.datasets.sources import load
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.parts import digest, pack
 from fedbac_edge.randomness import generator
 from fedbac_edge.semi.hall import Hall, lay_out
@@ -104,15 +106,16 @@ def run(
     """Run `study` on the data set at `data` into `folder`; `tell` gets each row as it is written.
 
     With `resume` an unfinished run of the same study goes on, a finished one gives its result. Raises
-    StudyError (the folder holds another run, or one and not `resume`; training diverged) and DataError.
+    StudyError (the folder holds another run, or one and not `resume`), StudyFailed and DataError.
     """
-    check(study)
-    method_of(study.method, study.options)
+    check_whole(study)
     with _held(folder):
         if (folder / "run.json").exists():
             _check_same(read_about(folder), study, folder, resume)
             if (folder / "result.json").exists():
-                return msgspec.json.decode((folder / "result.json").read_bytes(), type=Result)
+                return _read_result(folder / "result.json")
+        else:  # a beginning that never came to its run.json may have been another study's
+            (folder / "split.npz").unlink(missing_ok=True)
         train, test = _samples(study, data)
         split = _split(study, train, folder / "split.npz")
         hall = lay_out(folder / "scratch", study, split, train, test)
@@ -145,6 +148,24 @@ def run(
         write_whole(folder / "result.json", msgspec.json.format(msgspec.json.encode(result)))
         shutil.rmtree(folder / "scratch")
         return result
+
+
+def check_whole(study: Study) -> Study:
+    """As `study.check`, with the names that stand for code: of data, model, setting and the method's options.
+
+    Raises StudyError, before anything is read.
+    """
+    check(study)
+    method_of(study.method, study.options)
+    if study.data not in MODELS:
+        raise StudyError(f"no data set is called {study.data!r}; there are: {', '.join(MODELS)}")
+    about = MODELS[study.data]
+    try:
+        architecture(study.architecture, about.input, len(about.classes))
+        mixture(study.setting, study.clients, study.labels)
+    except (UnknownArchitecture, AnnotationError) as error:
+        raise StudyError(str(error)) from error
+    return study
 
 
 def _samples(study: Study, data: Path) -> tuple[Samples, Samples]:
@@ -194,12 +215,22 @@ def _stored(hall: Hall, path: Path) -> tuple[State, int]:
     if not path.exists():
         return hall.method.begin(hall.bench), 0 - hall.method.opening
     state: dict[str, dict[str, np.ndarray]] = {}
-    with safe_open(path, framework="numpy") as file:
-        last = int(file.metadata()["round"])
-        for key in file.keys():  # noqa: SIM118  (not a mapping)
-            part, _, name = key.partition("/")
-            state.setdefault(part, {})[name] = file.get_tensor(key)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            last = int(file.metadata()["round"])
+            for key in file.keys():  # noqa: SIM118  (not a mapping)
+                part, _, name = key.partition("/")
+                state.setdefault(part, {})[name] = file.get_tensor(key)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise StudyError(f"{path} is damaged: {error}; start the run anew in another folder") from error
     return state, last
+
+
+def _read_result(path: Path) -> Result:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Result)
+    except msgspec.DecodeError as error:
+        raise StudyError(f"{path} is damaged: {error}") from error
 
 
 def _machine(hall: Hall) -> dict[str, str]:
@@ -245,7 +276,9 @@ def _check_same(about: About, study: Study, folder: Path, resume: bool) -> None:
     if not resume:
         raise StudyError(f"{folder} holds a run already: go on with --resume, or give another --out")
     if about.study != study:
-        raise StudyError(f"{folder} holds a run with other settings; give another --out")
+        raise StudyError(
+            f"{folder} holds a run with other settings; give another --out, or --resume with --out alone"
+        )
     if about.software != __version__:
         raise StudyError(f"{folder} was begun by version {about.software}, this is {__version__}")
 

@@ -9,7 +9,7 @@ from fedbac_edge.parts import is_finite
 from fedbac_edge.semi.hall import Hall
 from fedbac_edge.semi.method import Bench, Holding, Method, State
 from fedbac_edge.semi.rows import Row, Score, size
-from fedbac_edge.semi.study import StudyError
+from fedbac_edge.semi.study import StudyError, StudyFailed
 from fedbac_edge.semi.workers import Workers, done
 
 
@@ -24,7 +24,7 @@ def drawn(bench: Bench, method: Method, holdings: tuple[Holding, ...], count: in
 
 
 def exchange(hall: Hall, workers: Workers, state: State, round: int) -> tuple[State, Row]:
-    """One round: (the server's new memory, its row). Raises StudyError when training diverges."""
+    """One round: (the server's new memory, its row). Raises StudyFailed when training diverges."""
     began = time.perf_counter()
     method, bench, holdings = hall.method, hall.bench, hall.holdings
     numbers = drawn(bench, method, holdings, hall.study.selected, round)
@@ -35,9 +35,9 @@ def exchange(hall: Hall, workers: Workers, state: State, round: int) -> tuple[St
     answers = {number: done(futures[number]) for number in numbers}
     for number, answer in answers.items():
         if not all(map(is_finite, answer.parts.values())):
-            raise StudyError(
+            raise StudyFailed(
                 f"training diverged at client {number} in round {round}: weights are no finite numbers; "
-                "lower --learning-rate"
+                "lower --learning-rate, or bound the gradient with --clip-norm"
             )
     state = method.fold(bench, state, answers, round)
     views = method.views(state)

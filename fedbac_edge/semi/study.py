@@ -16,6 +16,10 @@ class StudyError(ValueError):
     """Settings that cannot be run, or a run that cannot go on; the message says which and what to do."""
 
 
+class StudyFailed(RuntimeError):
+    """A study that was well asked and did not come to its end: training diverged, a process ended."""
+
+
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One client's optimisation in one round, the same for every method (HASSLE, arXiv 2303.02445).
 

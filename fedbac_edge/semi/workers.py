@@ -18,7 +18,7 @@ from fedbac_edge.learning.settings import Evaluation
 from fedbac_edge.parts import Part
 from fedbac_edge.semi.hall import Hall
 from fedbac_edge.semi.method import Answer, View
-from fedbac_edge.semi.study import StudyError
+from fedbac_edge.semi.study import StudyFailed
 
 SHARDS = 4
 """Pieces of the test set, whatever the number of workers: sums are ordered by them."""
@@ -47,7 +47,7 @@ class Workers:
         return self._pool.submit(_learn, number, dict(parts), round)
 
     def score(self, parts: Mapping[str, Part], views: Mapping[str, View]) -> dict[str, Evaluation]:
-        """Each view on the whole test set; `parts` are those that the views name. Raises StudyError."""
+        """Each view on the whole test set; `parts` are those that the views name. Raises StudyFailed."""
         from fedbac_edge.learning.evaluation import add
 
         pieces = [self._pool.submit(_score, dict(parts), dict(views), shard) for shard in range(SHARDS)]
@@ -58,11 +58,11 @@ class Workers:
 
 
 def done(future: Future[T]) -> T:
-    """A future's result. Raises StudyError when its process has ended."""
+    """A future's result. Raises StudyFailed when its process has ended."""
     try:
         return future.result()
     except BrokenProcessPool as error:
-        raise StudyError("a worker process ended; when memory is short, take fewer --workers") from error
+        raise StudyFailed("a worker process ended; when memory is short, take fewer --workers") from error
 
 
 # --- in the worker process ------------------------------------------------------------------------

@@ -84,9 +84,12 @@ def read_about(folder: Path) -> About:
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, None while it is not finished."""
+    """The result of a finished run, None while it is not finished. Raises ScenarioError."""
     path = folder / "result.json"
-    return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
+    except msgspec.DecodeError as error:
+        raise ScenarioError(f"{path} is damaged: {error}") from error
 
 
 def simulate(
@@ -110,6 +113,9 @@ def simulate(
             _check_same(read_about(folder), scenario, folder, resume)
             if (result := read_result(folder)) is not None:
                 return result
+        else:  # a beginning that never came to its run.json may have been another scenario's
+            for name in ("partition.npz", "annotation.npz"):
+                (folder / name).unlink(missing_ok=True)
         grounds = grounds_of(scenario, folder, data)
         about = About(
             scenario=scenario,

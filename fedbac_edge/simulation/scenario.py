@@ -53,6 +53,10 @@ class Cut(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Only the first so many exchange theirs; None: all."""
 
 
+PLAIN = Cut(data="")
+"""The defaults."""
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run, but for where it is written and how many processes it takes."""
 
@@ -73,8 +77,17 @@ def check(scenario: Scenario) -> Scenario:
         )
     if (changing := scenario.cut.drift_servers or 0) > len(federation.gateways):
         raise ScenarioError(f"cut.drift_servers = {changing} of {len(federation.gateways)} servers")
-    if scenario.cut.form == "annotation" and scenario.cut.drift_round:
-        raise ScenarioError("cut.drift_round: an annotation split stays as it is")
+    cut = scenario.cut
+    if cut.form == "annotation":
+        if cut.drift_round:
+            raise ScenarioError("cut.drift_round: an annotation split stays as it is")
+        if cut.groups is not None:
+            raise ScenarioError("cut.groups belongs to the form 'planted', not to 'annotation'")
+    elif (cut.annotation, cut.labelled) != (PLAIN.annotation, PLAIN.labelled):
+        raise ScenarioError(
+            f"cut.annotation and cut.labelled belong to the form 'annotation', not to {cut.form!r}: "
+            "say --form annotation too, or leave them out"
+        )
     counts = {len(devices) for devices in federation.gateways.values()}
     if len(counts) != 1:
         raise ScenarioError(

@@ -55,6 +55,13 @@ def test_every_help_has_an_example(runner: CliRunner, path: tuple[str, ...]) -> 
         ["export", "--out", "models"],
         ["export", "--state", "nowhere", "--out", "models"],
         ["demo", "--rounds", "none"],
+        ["semi"],
+        ["semi", "fedsgd"],
+        ["semi", "fedavg", "--setting", "nonsense"],
+        ["semi", "fedavg", "--architecture", "nonsense"],
+        ["semi", "fedavg", "--data", "nonsense"],
+        ["semi", "fedavg", "--data", "cifar10"],
+        ["semi", "fedavg", "--set", "nothing=1"],
     ],
     ids=" ".join,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedbac_edge.datasets.annotation import Annotation, AnnotationError
 from fedbac_edge.parts import Part
 from fedbac_edge.semi.method import Answer, Bench, Client, Holding, method_of
 from fedbac_edge.semi.rows import read
 from fedbac_edge.semi.run import run
 from fedbac_edge.semi.server import drawn
-from fedbac_edge.semi.study import METHODS, Study, StudyError, Training, check
+from fedbac_edge.semi.study import METHODS, Study, StudyError, StudyFailed, Training, check
 
 MakeStudy = Callable[..., Study]
 
@@ -99,6 +101,29 @@ def test_a_finished_run_gives_its_result_and_no_other_run_goes_in(
         run(make_study("fixmatch", rounds=4), undisturbed, data, 1, resume=True)
 
 
+def test_a_beginning_without_run_json_leaves_its_split_to_nobody(
+    data: Path, undisturbed: Path, make_study: MakeStudy, tmp_path: Path
+) -> None:
+    """A kill between split.npz and run.json, then another study in the same folder."""
+    shutil.copy(undisturbed / "split.npz", tmp_path)
+    run(make_study("fedavg", setting="2/2/2", rounds=1), tmp_path, data, 1)
+    assert Annotation.load(tmp_path / "split.npz").setting == "2/2/2"
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "state.safetensors", "split.npz"])
+def test_a_damaged_file_is_named(
+    name: str, data: Path, undisturbed: Path, make_study: MakeStudy, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed, folder)
+    if name != "result.json":
+        (folder / "result.json").unlink()
+    (folder / name).write_bytes(b"{]\n")
+    study = make_study("fixmatch", options={"tau": 0.2}, rounds=3)
+    with pytest.raises((StudyError, AnnotationError), match=name):
+        run(study, folder, data, 1, resume=True)
+
+
 def test_rows_say_what_was_sent(undisturbed: Path) -> None:
     model = 4 * 44_426
     for row in read(undisturbed / "metrics.jsonl"):
@@ -164,7 +189,7 @@ def test_every_method_draws_the_same_clients(make_bench: Callable[..., Bench]) -
 
 def test_training_that_diverges_is_said(data: Path, make_study: MakeStudy, tmp_path: Path) -> None:
     wild = make_study("fedavg", training=Training(epochs=9, learning_rate=1e6))
-    with pytest.raises(StudyError, match="learning-rate"):
+    with pytest.raises(StudyFailed, match="learning-rate"):
         run(wild, tmp_path / "wild", data, 1)
 
 

@@ -15,6 +15,7 @@ from export import from_store
 from export.served import ExportError
 from export.session import Session
 from fedbac_edge.commands.export import export_all
+from fedbac_edge.datasets.annotation import Annotation, annotate
 from fedbac_edge.datasets.sources import load
 from fedbac_edge.federation import (
     Federation,
@@ -191,6 +192,18 @@ def test_a_federation_of_labels_only_leaves_the_unlabelled_aside(
     run.simulate(what, tmp_path, data, pool)
     with contextlib.closing(Store(tmp_path / "stores" / "gw01.sqlite", read_only=True)) as store:
         assert {line.subject for line in store.ledger("accepted")} == {"gw01-d01", "gw01-d02"}
+
+
+def test_a_beginning_without_run_json_leaves_its_split_to_nobody(
+    data: Path, pool: Pool, tmp_path: Path
+) -> None:
+    """A kill between annotation.npz and run.json, then another scenario in the same folder."""
+    what = scenario(rounds=1)
+    model = what.federation.model
+    labels = load(data, classes=model.classes, input_shape=model.input).y
+    annotate(labels, clients=8, setting="PL", share=0.2, seed=9).save(tmp_path / "annotation.npz")
+    run.simulate(what, tmp_path, data, pool)
+    assert Annotation.load(tmp_path / "annotation.npz").setting == what.cut.annotation
 
 
 def test_without_residuals_the_duals_train_from_round_one(data: Path, pool: Pool, tmp_path: Path) -> None:
