@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
-from fedbac_edge.commands.options import FILE, json_option
+from fedbac_edge.commands.options import FILE, given, json_option
 
 if TYPE_CHECKING:
     from fedbac_edge.demo.settings import DemoMethod
@@ -38,7 +38,13 @@ if TYPE_CHECKING:
 @click.option(
     "--alpha-server", type=float, default=0.5, show_default=True, help="Smaller: sites differ more."
 )
-@click.option("--alpha-client", type=float, default=0.5, show_default=True, help="The same inside a site.")
+@click.option(
+    "--alpha-client",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="The same inside a site; with hassle: of all devices.",
+)
 @click.option(
     "--labels",
     type=click.FloatRange(0, 100, min_open=True),
@@ -51,7 +57,10 @@ if TYPE_CHECKING:
 @click.option("--allow-tiny", is_flag=True, help="Accept sites with fewer than 100 test samples.")
 @click.option("--keep", is_flag=True, help="Leave broker, gateways and agents running until Ctrl-C.")
 @json_option("The closing summary as JSON on stdout; the rounds go to stderr.")
+@click.pass_context
 def demo(
+    context: click.Context,
+    /,
     broker_kind: Any,
     method: DemoMethod,
     out: Path | None,
@@ -68,6 +77,8 @@ def demo(
       fedbac demo --method hassle
       fedbac demo --broker-kind embedded --rounds 6 --json
     """
+    if flag := given(context, ("alpha_server", "allow_tiny") if method == "hassle" else ("labels",)):
+        raise click.UsageError(f"{flag} goes {'not' if method == 'hassle' else 'only'} with --method hassle")
     place = out or Path("demo") / time.strftime("run-%Y%m%d-%H%M%S")
     # Before anything heavy is imported: the first line appears at once.
     click.echo(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from broker.url import BrokerUrl
@@ -49,6 +50,14 @@ def broker_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def given(context: click.Context, names: Iterable[str]) -> str | None:
+    """The first of these options that the caller gave, as a flag; None when all stand at their defaults."""
+    for name in names:
+        if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None):
+            return next(p.opts[0] for p in context.command.params if p.name == name)
+    return None
 
 
 def json_option(help: str) -> Callable[[F], F]:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from fedbac_edge.commands.failures import Misconfigured, explained
-from fedbac_edge.commands.options import FILE
+from fedbac_edge.commands.options import FILE, given
 
 if TYPE_CHECKING:
     from fedbac_edge.commands.shards import Shard
@@ -138,10 +137,8 @@ TWO_LEVELS, ANNOTATED = ("form", "groups", "alpha_server", "alpha_client", "allo
 def _check_options(context: click.Context, annotation: str | None) -> None:
     """Options that would be passed over are refused."""
     others = ANNOTATED if annotation is None else TWO_LEVELS
-    for name in others:
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            flag = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{flag} goes {'only' if annotation is None else 'not'} with --annotation")
+    if flag := given(context, others):
+        raise click.UsageError(f"{flag} goes {'only' if annotation is None else 'not'} with --annotation")
 
 
 def _tell(written: list[Shard], out: Path, digest: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
-from fedbac_edge.commands.options import FILE, json_option
+from fedbac_edge.commands.options import FILE, given, json_option
 
 if TYPE_CHECKING:
     from fedbac_edge.semi.rows import Row
@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/DATA-METHOD-seedN]")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @json_option("JSON lines instead of a table.")
+@click.pass_context
 def semi(
+    context: click.Context,
+    /,
     method: str | None,
     path: Path | None,
     workers: int | None,
@@ -78,6 +81,8 @@ def semi(
             if method is None:
                 if out is None or not resume:
                     raise click.UsageError("give a method, or --resume with --out")
+                if flag := given(context, options):
+                    raise click.UsageError(f"{flag}: a run goes on with the settings that it has")
                 study = read_about(out).study
             else:
                 study = _study(method, **options)

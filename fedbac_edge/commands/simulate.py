@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
-from fedbac_edge.commands.options import FILE, json_option
+from fedbac_edge.commands.options import FILE, given, json_option
 
 if TYPE_CHECKING:
     from fedbac_edge.simulation.journal import Row
@@ -39,7 +39,16 @@ if TYPE_CHECKING:
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/PRESET-METHOD-SEED]")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @json_option("JSON lines instead of a table.")
-def simulate(what: str | None, out: Path | None, resume: bool, workers: int | None, **options: Any) -> None:
+@click.pass_context
+def simulate(
+    context: click.Context,
+    /,
+    what: str | None,
+    out: Path | None,
+    resume: bool,
+    workers: int | None,
+    **options: Any,
+) -> None:
     """Simulate a federation: every device, gateway and the cloud, on a virtual clock.
 
     The same seed gives the same models, bit by bit, with any number of workers, and after a kill and
@@ -68,6 +77,8 @@ def simulate(what: str | None, out: Path | None, resume: bool, workers: int | No
             if what is None:
                 if out is None or not resume:
                     raise click.UsageError("give a preset or a federation.toml, or --resume with --out")
+                if flag := given(context, options):
+                    raise click.UsageError(f"{flag}: a run goes on with the settings that it has")
                 scenario = run.read_about(out).scenario
             else:
                 scenario = _scenario(what, data, **options)
