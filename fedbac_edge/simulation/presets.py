@@ -145,13 +145,25 @@ def _hassle(name: str, data: str) -> Scenario:
 
 
 METHODS: dict[str, Mapping[str, Any]] = {
-    "fedbac": {},
+    "fedbac": {"method": {"name": "fedbac"}, "selection": {"method": "thompson"}},
     # Ours: private networks first, alike ones merged by evidence (`methods.merging`).
-    "fedbac+": {"assignment": {"method": "merge"}, "method": {"initial": "round-robin"}},
+    "fedbac+": {
+        "method": {"name": "fedbac", "initial": "round-robin"},
+        "selection": {"method": "thompson"},
+        "assignment": {"method": "merge"},
+    },
     # Ablations: Fed-BAC without one of its two bandits.
-    "fixed": {"assignment": {"method": "fixed"}, "method": {"initial": "round-robin"}},
-    "single": {"assignment": {"method": "fixed"}, "method": {"initial": "single"}},
-    "random": {"selection": {"method": "random"}},
+    "fixed": {
+        "method": {"name": "fedbac", "initial": "round-robin"},
+        "selection": {"method": "thompson"},
+        "assignment": {"method": "fixed"},
+    },
+    "single": {
+        "method": {"name": "fedbac", "initial": "single"},
+        "selection": {"method": "thompson"},
+        "assignment": {"method": "fixed"},
+    },
+    "random": {"method": {"name": "fedbac"}, "selection": {"method": "random"}},
     # Baselines; p = 1 as in the paper.
     "hierfavg": {"method": {"name": "hierfavg"}, "selection": {"method": "random", "participation": 1.0}},
     "hierfavg-wide": {
