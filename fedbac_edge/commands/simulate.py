@@ -202,6 +202,8 @@ class _Lines:
         devices = sum(len(devices) for devices in federation.gateways.values())
         cut = scenario.cut
         how = f"{cut.form}, alpha {cut.alpha_server:g}"
+        if cut.unlabelled_devices:
+            how += f", {cut.unlabelled_devices} devices a server without labels"
         if cut.form == "annotation":
             how = (
                 f"annotation {cut.annotation}, {100 * cut.labelled:g} % labelled, alpha {cut.alpha_client:g}"

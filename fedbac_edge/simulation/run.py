@@ -30,7 +30,7 @@ import numpy as np
 from fedbac_edge import __version__
 from fedbac_edge.datasets.annotation import Annotation, annotate
 from fedbac_edge.datasets.partition import Partition, dirichlet
-from fedbac_edge.datasets.samples import Samples
+from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.datasets.sources import load
 from fedbac_edge.randomness import generator
 from fedbac_edge.simulation.grounds import Grounds, lay_out
@@ -176,7 +176,18 @@ def grounds_of(scenario: Scenario, folder: Path, data: Path) -> Grounds:
             allow_tiny=cut.allow_tiny,
         )
         partition.save(path)
+    if cut.unlabelled_devices:
+        train = _without_labels(train, partition, cut.unlabelled_devices)
     return lay_out(folder / "scratch", federation, partition, train, test)
+
+
+def _without_labels(train: Samples, partition: Partition, devices: int) -> Samples:
+    """`train` with no label left at the last `devices` of each server."""
+    y = train.y.copy()
+    for clients in partition.train:
+        for indices in clients[-devices:]:
+            y[indices] = UNLABELLED
+    return Samples(train.x, y)
 
 
 def _annotation(scenario: Scenario, folder: Path, train: Samples) -> Annotation:

@@ -13,7 +13,7 @@ import msgspec
 
 from fedbac_edge import config
 from fedbac_edge.datasets.partition import Form
-from fedbac_edge.federation import Federation, Fraction, Natural, Positive, Table
+from fedbac_edge.federation import Count, Federation, Fraction, Natural, Positive, Table
 from fedbac_edge.simulation.faults import NONE, Faults
 
 if sys.version_info >= (3, 11):
@@ -45,6 +45,8 @@ class Cut(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Only with the form "annotation", cut with alpha_client: who has labels (`datasets.annotation`)."""
     labelled: Fraction = 0.1
     """With that form: the share of all samples that keep their label."""
+    unlabelled_devices: Count = 0
+    """With the other forms: so many devices of each server, its last ones, have no labels."""
     drift_round: Natural | None = None
     """From this round on servers hold each other's data (see `drift`); None: never."""
     drift_shift: Natural = 1
@@ -83,6 +85,8 @@ def check(scenario: Scenario) -> Scenario:
             raise ScenarioError("cut.drift_round: an annotation split stays as it is")
         if cut.groups is not None:
             raise ScenarioError("cut.groups belongs to the form 'planted', not to 'annotation'")
+        if cut.unlabelled_devices:
+            raise ScenarioError("cut.unlabelled_devices: an annotation split says itself who has labels")
     elif (cut.annotation, cut.labelled) != (PLAIN.annotation, PLAIN.labelled):
         raise ScenarioError(
             f"cut.annotation and cut.labelled belong to the form 'annotation', not to {cut.form!r}: "
@@ -92,6 +96,10 @@ def check(scenario: Scenario) -> Scenario:
     if len(counts) != 1:
         raise ScenarioError(
             f"the partition gives every gateway equally many devices, [gateways] lists {sorted(counts)}"
+        )
+    if not all(cut.unlabelled_devices < count for count in counts):
+        raise ScenarioError(
+            f"cut.unlabelled_devices = {cut.unlabelled_devices}: a server keeps one with labels"
         )
     names = [*federation.gateways, *(d for devices in federation.gateways.values() for d in devices)]
     if len(set(names)) != len(names) or "cloud" in names:

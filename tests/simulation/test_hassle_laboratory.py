@@ -232,3 +232,22 @@ def test_presets_are_the_papers_settings() -> None:
     assert (fashion.training.learning_rate, fashion.training.clip_norm) == (0.03, 1.0), "no batch norm"
     with pytest.raises(ScenarioError, match="annotation split"):
         check(msgspec.structs.replace(what, cut=msgspec.structs.replace(what.cut, drift_round=3)))
+
+
+def test_devices_can_be_without_labels_on_any_cut(data: Path, tmp_path: Path) -> None:
+    """Of four devices at each of two servers the last three have no labels left, and only they."""
+    what = scenario(gateways=2)
+    cut = Cut(data="corners", alpha_server=1.0, unlabelled_devices=3, allow_tiny=True)
+    what = check(msgspec.structs.replace(what, cut=cut))
+    grounds = run.grounds_of(what, tmp_path, data)
+    for gateway, devices in what.federation.gateways.items():
+        for number, device in enumerate(devices):
+            samples, unlabelled = grounds.counts(device)
+            assert unlabelled == (samples if number else 0)
+        assert (grounds.samples(grounds.plan.test[gateway]).y >= 0).all()
+    with pytest.raises(ScenarioError, match="keeps one with labels"):
+        check(msgspec.structs.replace(what, cut=msgspec.structs.replace(cut, unlabelled_devices=4)))
+    with pytest.raises(ScenarioError, match="says itself"):
+        check(
+            msgspec.structs.replace(what, cut=msgspec.structs.replace(scenario().cut, unlabelled_devices=1))
+        )
