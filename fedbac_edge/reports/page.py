@@ -120,7 +120,7 @@ def slug(benchmark: Benchmark) -> str:
 
 def _name(text: str, names: set[str]) -> str:
     """A file name that no other picture has."""
-    stem = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+    stem = re.sub(r"[^a-z0-9.]+", "-", text.lower().replace("+", "-plus")).strip("-.")
     name, count = f"{stem}.png", 1
     while name in names:
         count += 1
