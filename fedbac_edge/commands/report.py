@@ -45,6 +45,8 @@ def report(runs: tuple[Path, ...], out: Path | None, targets: tuple[float, ...],
     from fedbac_edge.reports.reading import ReportError, read_runs
 
     targets = tuple(dict.fromkeys(targets))
+    if out is not None and out.exists() and not out.is_dir():
+        raise click.UsageError(f"--out {out}: that is a file; give a folder")
     try:
         with explained():
             found, remarks = read_runs(runs)

@@ -92,6 +92,11 @@ def check(scenario: Scenario) -> Scenario:
             f"cut.annotation and cut.labelled belong to the form 'annotation', not to {cut.form!r}: "
             "say --form annotation too, or leave them out"
         )
+    if federation.method.name == "hassle" and cut.form != "annotation" and not cut.unlabelled_devices:
+        raise ScenarioError(
+            "hassle learns from samples without labels, and this cut leaves none: say --form annotation, or "
+            "--set cut.unlabelled_devices=N"
+        )
     counts = {len(devices) for devices in federation.gateways.values()}
     if len(counts) != 1:
         raise ScenarioError(

@@ -232,3 +232,12 @@ def test_text_of_a_run_cannot_break_the_page() -> None:
     text = markdown(blocks)
     assert "<script>" not in text.replace("\\<", "")
     assert text.count("\n| ") == 3
+
+
+def test_a_file_is_no_place_for_a_report(runs: Path, tmp_path: Path) -> None:
+    place = tmp_path / "report"
+    place.write_text("kept")
+    result = CliRunner().invoke(cli, ["report", str(runs), "--out", str(place)])
+    assert result.exit_code == 2
+    assert "give a folder" in result.output
+    assert place.read_text() == "kept"
