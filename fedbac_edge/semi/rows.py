@@ -11,6 +11,7 @@ import msgspec
 
 from fedbac_edge.parts import Part
 from fedbac_edge.semi.study import StudyError
+from fedbac_edge.simulation import folder as run_folder
 
 FLOAT_BYTES = 4
 
@@ -50,17 +51,7 @@ def size(parts: Mapping[str, Part]) -> int:
 
 def read(path: Path) -> list[Row]:
     """The whole lines of a metrics file; none when it is not there. Raises StudyError naming the line."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [_row(path, number, line) for number, line in enumerate(lines, 1)]
-
-
-def _row(path: Path, number: int, line: bytes) -> Row:
-    try:
-        return msgspec.json.decode(line, type=Row)
-    except msgspec.DecodeError as error:
-        raise StudyError(f"{path}, line {number} is damaged: {error}") from error
+    return run_folder.read_rows(path, Row, StudyError)
 
 
 class Rows:

@@ -14,11 +14,10 @@ A run that was killed goes on with `resume`, to the same hashes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -42,8 +41,10 @@ from fedbac_edge.semi.rows import Row, Rows
 from fedbac_edge.semi.server import rounds
 from fedbac_edge.semi.study import Study, StudyError, check
 from fedbac_edge.semi.workers import Workers
+from fedbac_edge.simulation import folder as run_folder
+from fedbac_edge.simulation.folder import write_whole
 from fedbac_edge.simulation.presets import MODELS
-from fedbac_edge.simulation.run import LAST, write_whole
+from fedbac_edge.simulation.run import LAST
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,13 +86,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_about(folder: Path) -> About:
     """What run.json says; raises StudyError when there is no run in `folder`."""
-    path = folder / "run.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=About)
-    except FileNotFoundError:
-        raise StudyError(f"there is no run in {folder}: run.json is missing") from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise StudyError(f"{path} cannot be read: {error}") from error
+    return run_folder.read_about(folder, About, StudyError)
 
 
 def run(
@@ -109,11 +104,11 @@ def run(
     StudyError (the folder holds another run, or one and not `resume`), StudyFailed and DataError.
     """
     check_whole(study)
-    with _held(folder):
+    with run_folder.held(folder, StudyError):
         if (folder / "run.json").exists():
             _check_same(read_about(folder), study, folder, resume)
-            if (folder / "result.json").exists():
-                return _read_result(folder / "result.json")
+            if (found := run_folder.read_result(folder, Result, StudyError)) is not None:
+                return found
         else:  # a beginning that never came to its run.json may have been another study's
             (folder / "split.npz").unlink(missing_ok=True)
         train, test = _samples(study, data)
@@ -226,13 +221,6 @@ def _stored(hall: Hall, path: Path) -> tuple[State, int]:
     return state, last
 
 
-def _read_result(path: Path) -> Result:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Result)
-    except msgspec.DecodeError as error:
-        raise StudyError(f"{path} is damaged: {error}") from error
-
-
 def _machine(hall: Hall) -> dict[str, str]:
     import torch
 
@@ -281,15 +269,3 @@ def _check_same(about: About, study: Study, folder: Path, resume: bool) -> None:
         )
     if about.software != __version__:
         raise StudyError(f"{folder} was begun by version {about.software}, this is {__version__}")
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, held against a second process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StudyError(f"another process runs in {folder} right now") from None
-        yield

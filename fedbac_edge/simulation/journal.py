@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from fedbac_edge.protocol.messages import Score
+from fedbac_edge.simulation import folder as run_folder
 from fedbac_edge.simulation.scenario import ScenarioError
 from fedbac_edge.simulation.traffic import Traffic
 
@@ -142,14 +143,4 @@ class Journal:
 
 def read(path: Path) -> list[Row]:
     """The whole lines of a metrics file; none when it is not there. Raises ScenarioError naming the line."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [_row(path, number, line) for number, line in enumerate(lines, 1)]
-
-
-def _row(path: Path, number: int, line: bytes) -> Row:
-    try:
-        return msgspec.json.decode(line, type=Row)
-    except msgspec.DecodeError as error:
-        raise ScenarioError(f"{path}, line {number} is damaged: {error}") from error
+    return run_folder.read_rows(path, Row, ScenarioError)

@@ -15,12 +15,9 @@ A run that was killed goes on with `resume`, to the same hashes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -33,6 +30,8 @@ from fedbac_edge.datasets.partition import Partition, dirichlet
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.datasets.sources import load
 from fedbac_edge.randomness import generator
+from fedbac_edge.simulation import folder as run_folder
+from fedbac_edge.simulation.folder import write_whole
 from fedbac_edge.simulation.grounds import Grounds, lay_out
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.laboratory import Laboratory, hashes
@@ -74,22 +73,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_about(folder: Path) -> About:
     """What run.json says; raises ScenarioError when there is no run in `folder`."""
-    path = folder / "run.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=About)
-    except FileNotFoundError:
-        raise ScenarioError(f"there is no run in {folder}: run.json is missing") from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise ScenarioError(f"{path} cannot be read: {error}") from error
+    return run_folder.read_about(folder, About, ScenarioError)
 
 
 def read_result(folder: Path) -> Result | None:
     """The result of a finished run, None while it is not finished. Raises ScenarioError."""
-    path = folder / "result.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else None
-    except msgspec.DecodeError as error:
-        raise ScenarioError(f"{path} is damaged: {error}") from error
+    return run_folder.read_result(folder, Result, ScenarioError)
 
 
 def simulate(
@@ -108,7 +97,7 @@ def simulate(
     PoolError.
     """
     check(scenario)
-    with _held(folder):
+    with run_folder.held(folder, ScenarioError):
         if (folder / "run.json").exists():
             _check_same(read_about(folder), scenario, folder, resume)
             if (result := read_result(folder)) is not None:
@@ -256,28 +245,3 @@ def _check_same(about: About, scenario: Scenario, folder: Path, resume: bool) ->
         )
     if about.software != __version__:
         raise ScenarioError(f"{folder} was begun by version {about.software}, this is {__version__}")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole or not there."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, held against a second process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ScenarioError(f"another process simulates in {folder} right now") from None
-        yield
