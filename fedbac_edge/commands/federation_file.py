@@ -23,7 +23,8 @@ ABOUT: dict[str, str] = {
     '"test": from test data at the gateways, as in the paper; for the laboratory only.',
     "[model]": "The network, what goes in and what comes out. Every device must agree.",
     "model.architecture": '"lenet", "lenet-wide" with twice the weights, "resnet8" (for\n'
-    'colour images and a GPU), or your own: "module:factory".',
+    'colour images and a GPU), "resnet8-slim" with a quarter of its channels, or your\n'
+    'own: "module:factory".',
     "model.input": "Channels, height and width of an image.",
     "model.classes": "Class names in label order; folders of images are mapped by these names.",
     "model.mean": "Per channel, of pixels scaled to 0..1: the mean that is subtracted ...",
