@@ -63,7 +63,9 @@ def test_trainable_weights_of_every_width(sixteenths: int, classes: int, count: 
 
 
 def test_slim_is_the_network_with_a_quarter_of_its_channels() -> None:
-    assert architecture("resnet8-slim", (3, 32, 32), 10) == shrunk(architecture("resnet8", (3, 32, 32), 10), 4)
+    assert architecture("resnet8-slim", (3, 32, 32), 10) == shrunk(
+        architecture("resnet8", (3, 32, 32), 10), 4
+    )
 
 
 def test_what_travels_is_more_than_what_is_trained() -> None:
