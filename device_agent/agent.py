@@ -15,7 +15,7 @@ from device_agent import identity, pipe
 from device_agent.endings import GOODBYE_S, Failed, Leaving, Misconfigured
 from device_agent.narrator import Narrator
 from device_agent.settings import Settings
-from device_agent.stay import find, staying
+from device_agent.stay import check_gateway, find, staying
 from device_agent.voice import Voice
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
 from fedbac_edge import notify, tiers
@@ -45,11 +45,7 @@ def join(settings: Settings, voice: Voice) -> None:
 def check_membership(spec: Spec, edge: str, name: str) -> None:
     """Is there a place for this device, and can it do what is asked? Raises Misconfigured."""
     federation = spec.federation
-    if federation.gateways and edge not in federation.gateways:
-        known = ", ".join(sorted(federation.gateways))
-        raise Misconfigured(
-            f"federation {federation.name} has no gateway {edge!r}; --edge is one of: {known}"
-        )
+    check_gateway(spec, edge)
     members = federation.gateways.get(edge, ())
     if federation.eligibility == "roster" and name not in members:
         raise Misconfigured(

@@ -19,7 +19,7 @@ from device_agent import identity
 from device_agent.answering import Answerer, Live
 from device_agent.endings import GOODBYE_S, Leaving, Misconfigured
 from device_agent.settings import ServeSettings
-from device_agent.stay import find, staying
+from device_agent.stay import check_gateway, find, staying
 from device_agent.trial import TrialWorker
 from device_agent.voice import Voice
 from export.files import write_bytes
@@ -53,7 +53,9 @@ def serve(settings: ServeSettings, voice: Voice) -> None:
         if federation is None:
             client_id = f"fedbac:{settings.edge}:{name}:serve"
             spec = find(settings.broker, None, client_id, voice, leaving)
-            federation = None if spec is None else spec.federation.name
+            if spec is not None:
+                check_gateway(spec, settings.edge)
+                federation = spec.federation.name
         if federation is not None:
             _serve(settings, federation, name, store, voice, leaving)
 

@@ -53,3 +53,13 @@ def find(
         raise Misconfigured(str(error)) from error
     except discovery.DiscoveryError as error:
         raise Failed(str(error)) from error
+
+
+def check_gateway(spec: Spec, edge: str) -> None:
+    """A federation that lists its gateways has no other one. Raises Misconfigured."""
+    federation = spec.federation
+    if federation.gateways and edge not in federation.gateways:
+        known = ", ".join(sorted(federation.gateways))
+        raise Misconfigured(
+            f"federation {federation.name} has no gateway {edge!r}; --edge is one of: {known}"
+        )

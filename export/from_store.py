@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from export.served import ExportError, ServedModel, Term
+from export.served import ExportError, ServedModel, Term, UnknownView
 from fedbac_edge import __version__
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
@@ -45,18 +45,18 @@ def cloud_store(place: Path) -> Path:
 def clusters(store: Store, view: str = "") -> list[Cluster]:
     """Every active cluster in order, as the method's `view`, "" for the served one.
 
-    Raises ExportError when the store is no cloud's or has no rounds yet, or the method has no such view.
+    Raises StoreError when the store is no cloud's, UnknownView, and ExportError when it has no rounds yet.
     """
     federation, state = read(store)
+    used = method(federation)
+    if view and view not in (known := [each.name for each in used.views]):
+        there = f"--view is one of: {', '.join(known)}" if known else "it has one model: leave --view out"
+        raise UnknownView(f"{federation.method.name} has no view {view!r}; {there}")
     if state.clustering is None:
         raise ExportError("this federation has not begun its first round: there is nothing to export yet")
     members: dict[int, list[str]] = {}
     for site, cluster in sorted(state.clustering.assignment.items()):
         members.setdefault(cluster, []).append(site)
-    used = method(federation)
-    if view and view not in {each.name for each in used.views}:
-        views = ", ".join(each.name for each in used.views) or "only the one that is served"
-        raise ExportError(f"{federation.method.name} has no view {view!r}; there are: {views}")
     chosen = used.view(view)
     evaluation = _last_evaluation(store) if chosen == used.served_view else None
     return [
@@ -66,10 +66,10 @@ def clusters(store: Store, view: str = "") -> list[Cluster]:
 
 
 def read(store: Store) -> tuple[Federation, CloudState]:
-    """What a cloud's store describes. Raises ExportError when it is no cloud's."""
+    """What a cloud's store describes. Raises StoreError when it is no cloud's, ExportError when damaged."""
     described, machine = store.read("federation"), store.read("machine")
     if described is None or machine is None:
-        raise ExportError("this is not the store of a cloud")
+        raise StoreError("this is not the store of a cloud; give the --state of `fedbac cloud run`")
     try:
         return (
             msgspec.msgpack.decode(described, type=Federation),

@@ -27,6 +27,10 @@ class ExportError(ValueError):
     """The served model cannot be exported as it is; the sentence says what to change."""
 
 
+class UnknownView(ExportError):
+    """The method has no view of this name: wrong usage, where its base is a fault of the model."""
+
+
 @dataclass(frozen=True)
 class Term:
     """One part of the sum. `name` names its logits when they are asked for one by one.

@@ -165,6 +165,8 @@ def self_test(talk: Conversation, name: str, user: str, spec: Spec | None) -> li
     if user == access.OBSERVER:
         return [_observer(user, spec)]
     gateway, device = access.split(user)
+    if spec is not None and (missing := _not_listed(spec, gateway, device)) is not None:
+        return [missing]
     plan = selftest.plan(name, gateway, device, spec.federation.gateways if spec else {})
     denials: list[selftest.Denial] = []
     test = selftest.SelfTest(
@@ -197,6 +199,21 @@ def self_test(talk: Conversation, name: str, user: str, spec: Spec | None) -> li
         found = f"{said}; what it may read could not be tried, since nobody is online to answer"
         return [Check("access", "unknown", found, f"start {'the cloud' if device is None else gateway}")]
     return [Check("access", "ok", f"{said} and read what is sent to it")]
+
+
+def _not_listed(spec: Spec, gateway: str | None, device: str | None) -> Check | None:
+    """A name that this federation has no place for."""
+    federation = spec.federation
+    if gateway is None or not federation.gateways:
+        return None
+    if gateway not in federation.gateways:
+        known = ", ".join(sorted(federation.gateways))
+        return Check("access", "wrong", f"{federation.name} has no gateway {gateway!r}", f"one of: {known}")
+    members = federation.gateways[gateway]
+    if device is not None and federation.eligibility == "roster" and device not in members:
+        found = f"gateway {gateway} of {federation.name} has no device {device!r}"
+        return Check("access", "wrong", found, f"one of: {', '.join(members)}")
+    return None
 
 
 def _observer(user: str, spec: Spec | None) -> Check:

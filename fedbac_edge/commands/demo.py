@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
-from fedbac_edge.commands.options import FILE, given, json_option
+from fedbac_edge.commands.options import FILE, given, json_option, labels_option
 
 if TYPE_CHECKING:
     from fedbac_edge.demo.settings import DemoMethod
@@ -45,13 +45,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="The same inside a site; with hassle: of all devices.",
 )
-@click.option(
-    "--labels",
-    type=click.FloatRange(0, 100, min_open=True),
-    default=10.0,
-    show_default=True,
-    help="Percent of the images that keep their label, with --method hassle.",
-)
+@labels_option("With --method hassle: images that keep their label, 0.1 or 10%.")
 @click.option("--learning-rate", type=float, help="[default: the preset's]")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--allow-tiny", is_flag=True, help="Accept sites with fewer than 100 test samples.")
@@ -74,7 +68,7 @@ def demo(
     \b
     Example:
       fedbac demo
-      fedbac demo --method hassle
+      fedbac demo --method hassle --labels 0.2
       fedbac demo --broker-kind embedded --rounds 6 --json
     """
     if flag := given(context, ("alpha_server", "allow_tiny") if method == "hassle" else ("labels",)):
@@ -97,7 +91,7 @@ def demo(
             method=method,
             broker=broker_kind,
             samples=samples or SAMPLES[method],
-            labels=labels / 100,
+            labels=labels,
             **options,
         )
         try:

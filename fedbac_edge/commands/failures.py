@@ -33,7 +33,7 @@ def explained() -> Iterator[None]:
         from broker.process import BrokerError
         from broker.topics import BadName
         from broker.url import BadUrl
-        from export.served import ExportError
+        from export.served import ExportError, UnknownView
         from fedbac_edge.config import FederationError
         from fedbac_edge.datasets.download import DownloadError
         from fedbac_edge.datasets.partition import PartitionError
@@ -42,7 +42,10 @@ def explained() -> Iterator[None]:
         from fedbac_edge.runtime import Stopped
         from fedbac_edge.store import StoreError, StoreFailed
 
-        asked = (AccessError, FederationError, DataError, PartitionError, BadUrl, BadName, StoreError)
+        asked = (
+            *(AccessError, FederationError, DataError, PartitionError),
+            *(BadUrl, BadName, StoreError, UnknownView),
+        )
         if isinstance(error, BrokenPipeError):  # nobody reads on (`| head`): click ends without a word
             raise
         if isinstance(error, asked):

@@ -65,6 +65,35 @@ def json_option(help: str) -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
+def labels_option(help: str, default: float | None = 0.1) -> Callable[[F], F]:
+    """--labels: the share of samples that keep their label, 0.1 or 10% of them."""
+    return click.option(
+        "--labels",
+        type=labelled,
+        metavar="SHARE",
+        default=default,
+        show_default=default is not None,
+        help=help,
+    )
+
+
+def labelled(text: str | float) -> float:
+    """A share above 0 and up to 1. A bare 10 is refused: beside 0.1 nobody could tell what 1 means."""
+    number = str(text).strip().removesuffix("%")
+    percent = number != str(text).strip()
+    try:
+        share = float(number) / 100 if percent else float(number)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a share: say 0.1 or 10%") from None
+    if 1 < share <= 100 and not percent:
+        raise click.BadParameter(
+            f"{text} is more than all; for {share:g} percent say {share / 100:g} or {share:g}%"
+        )
+    if not 0 < share <= 1:
+        raise click.BadParameter(f"{text} is not a share above 0 and up to 1 (or 100%)")
+    return share
+
+
 def ledger_option(function: F) -> F:
     """--ledger-rounds."""
     option = click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbac_edge.commands.failures import Misconfigured, explained
-from fedbac_edge.commands.options import FILE, given
+from fedbac_edge.commands.options import FILE, given, labels_option
 
 if TYPE_CHECKING:
     from fedbac_edge.commands.shards import Shard
@@ -43,11 +43,7 @@ POSITIVE = click.IntRange(1)
     help="Leave labels out: default (1 of 20 devices fully labelled, 9 in part, 10 not), PL, LPL, UPL, LU, "
     "ALL, or numbers of fully labelled, partially labelled and unlabelled devices: 2/2/4.",
 )
-@click.option(
-    "--labels",
-    type=click.FloatRange(0, 100, min_open=True),
-    help="With --annotation: percent of the samples that keep their label.  [default: 10]",
-)
+@labels_option("With --annotation: samples that keep their label, 0.1 or 10%.  [default: 0.1]", default=None)
 @click.option("--alpha", type=float, help="With --annotation: smaller: devices differ more.  [default: 0.1]")
 @click.option("--samples", type=POSITIVE, help="Draw only so many training samples.")
 @click.option("--test-samples", type=POSITIVE, help="Draw only so many test samples.")
@@ -79,7 +75,7 @@ def partition(
     \b
     Example:
       fedbac partition --data fashion-mnist --gateways 2 --devices 4 --seed 1 --out shards
-      fedbac partition --data cifar10 --gateways 4 --devices 5 --annotation default --labels 10 --out shards
+      fedbac partition --data cifar10 --gateways 4 --devices 5 --annotation default --labels 0.1 --out shards
     writes shards/gw1/dev-1-1.npz ... for `fedbac-agent join --data`, and shards/gw1/test.npz.
     """
     _check_options(context, annotation)
@@ -117,7 +113,7 @@ def partition(
                 train.y,
                 clients=gateways * devices,
                 setting=annotation,
-                share=(10.0 if labels is None else labels) / 100,
+                share=0.1 if labels is None else labels,
                 alpha=0.1 if alpha is None else alpha,
                 seed=seed,
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
-from fedbac_edge.commands.options import FILE, given, json_option
+from fedbac_edge.commands.options import FILE, given, json_option, labels_option
 
 if TYPE_CHECKING:
     from fedbac_edge.semi.rows import Row
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--data", default="fashion-mnist", show_default=True, help="A name of `fedbac data list`.")
 @click.option("--path", type=FILE, help="Where it lies, unless it is found.")
 @click.option("--architecture", default="lenet", show_default=True, help="A model of the catalogue.")
-@click.option("--labels", type=float, default=0.1, show_default=True, help="Share of samples with a label.")
+@labels_option("Samples with a label: 0.1 or 10%.")
 @click.option("--setting", default="default", show_default=True, help="Who has labels: default, PL, LPL ...")
 @click.option("--alpha", type=float, default=0.1, show_default=True, help="Smaller: clients differ more.")
 @click.option("--clients", type=click.IntRange(1), default=20, show_default=True)
@@ -65,8 +65,9 @@ def semi(
     workers, after a kill and --resume too.
 
     \b
-    Example: HASSLE on Fashion-MNIST, a tenth of it labelled
+    Example: HASSLE on Fashion-MNIST, a tenth of it labelled, or a twentieth
       fedbac semi hassle --rounds 60
+      fedbac semi hassle --rounds 60 --labels 5%
     Example: a baseline, and an ablation
       fedbac semi fedmatch --rounds 60
       fedbac semi hassle --rounds 60 --set align_residuals=false

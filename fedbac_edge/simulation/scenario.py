@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge import config
+from fedbac_edge import config, type_faults
 from fedbac_edge.datasets.partition import Form
 from fedbac_edge.federation import Count, Federation, Fraction, Natural, Positive, Table
 from fedbac_edge.simulation.faults import NONE, Faults
@@ -144,13 +144,16 @@ def with_settings(scenario: Scenario, settings: Iterable[str]) -> Scenario:
         inner = changed
         for name in names[:-1] if target == "federation" else []:
             if not isinstance(inner.get(name), dict):
-                raise ScenarioError(f"--set {setting!r}: there is no table {name!r}")
+                tables = ", ".join(["cut", *(key for key, value in inner.items() if isinstance(value, dict))])
+                raise ScenarioError(f"--set {setting!r}: there is no table {name!r}; there are: {tables}")
             inner = inner[name]
         inner[names[-1]] = _value(text.strip())
+        kind = type(getattr(scenario, target))
         try:
-            new = msgspec.convert(changed, type(getattr(scenario, target)))
+            new = msgspec.convert(changed, kind)
         except msgspec.ValidationError as error:
-            raise ScenarioError(f"--set {setting!r}: {error}") from error
+            told = type_faults.explain(error, changed, kind)
+            raise ScenarioError(f"--set {setting!r}: {told}") from error
         scenario = msgspec.structs.replace(scenario, **{target: new})
     return scenario
 

@@ -85,7 +85,7 @@ def test_models_of_clusters_that_are_empty_now_are_removed(
 def test_the_store_of_another_tier_is_refused(runner: CliRunner, finished: Path, tmp_path: Path) -> None:
     state = finished / "gateway-gw1.sqlite"
     result = runner.invoke(cli, ["export", "--state", str(state), "--out", str(tmp_path)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "not the store of a cloud" in result.output
 
 

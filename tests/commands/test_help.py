@@ -55,7 +55,7 @@ def test_every_help_has_an_example(runner: CliRunner, path: tuple[str, ...]) -> 
         ["export", "--out", "models"],
         ["export", "--state", "nowhere", "--out", "models"],
         ["demo", "--rounds", "none"],
-        ["demo", "--labels", "5"],
+        ["demo", "--labels", "0.05"],
         ["demo", "--method", "hassle", "--alpha-server", "0.1"],
         ["semi"],
         ["semi", "--resume", "--out", "x", "--rounds", "9"],

@@ -126,7 +126,7 @@ def test_without_fashion_mnist_it_says_how_to_get_it(
 
 # --- labels that are missing -----------------------------------------------------------------------
 
-ANNOTATED = [*COMMAND, "--annotation", "2/2/4", "--labels", "20", "--alpha", "1"]
+ANNOTATED = [*COMMAND, "--annotation", "2/2/4", "--labels", "0.2", "--alpha", "1"]
 
 
 def test_annotation_leaves_labels_out(runner: CliRunner, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_annotation_leaves_labels_out(runner: CliRunner, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--labels", "10"], "--labels goes only with --annotation"),
+        (["--labels", "0.1"], "--labels goes only with --annotation"),
         (["--annotation", "PL", "--form", "per-class"], "--form goes not with --annotation"),
         (["--annotation", "PX"], "no annotation setting is called 'PX'; there are: default, PL, LPL"),
         (["--annotation", "1/2/3"], "other clients than the 8"),

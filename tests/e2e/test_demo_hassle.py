@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, 
     """The closing summary, what was said on the way, and the folder."""
     out = tmp_path_factory.mktemp("demo") / "run"
     command = [sys.executable, "-m", "fedbac_edge.cli", "demo", "--method", "hassle", "--json"]
-    command += ["--samples", "1600", "--test-samples", "400", "--rounds", str(ROUNDS), "--labels", "20"]
+    command += ["--samples", "1600", "--test-samples", "400", "--rounds", str(ROUNDS), "--labels", "20%"]
     finished = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=200)
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout), finished.stderr, out
