@@ -87,10 +87,26 @@ class LedgerLine:
 
 
 class Blobs(Mapping[str, bytes]):
-    """Read-only view of the store's blobs by content hash. Reading is a pure function of the hash."""
+    """Read-only view of the store's blobs by content hash. Reading is a pure function of the hash.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    Machines ask what is here with every event: who owns the store remembers the hashes. A reader of another
+    process's store asks the file each time.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, owned: bool) -> None:
+        self._connection, self._owned = connection, owned
+        self._here: set[str] | None = None
+
+    @property
+    def here(self) -> set[str]:
+        """The hashes there are; the owner keeps this set in step with the file."""
+        if self._here is None or not self._owned:
+            self._here = {row[0] for row in self._connection.execute("SELECT hash FROM blobs")}
+        return self._here
+
+    def forget(self) -> None:
+        """The file is not what was thought, as after a rollback: read the hashes again when next asked."""
+        self._here = None
 
     def __getitem__(self, hash: str) -> bytes:
         row = self._connection.execute("SELECT data FROM blobs WHERE hash = ?", (hash,)).fetchone()
@@ -100,14 +116,13 @@ class Blobs(Mapping[str, bytes]):
         return data
 
     def __contains__(self, hash: object) -> bool:
-        return self._connection.execute("SELECT 1 FROM blobs WHERE hash = ?", (hash,)).fetchone() is not None
+        return hash in self.here
 
     def __iter__(self) -> Iterator[str]:
-        return iter([row[0] for row in self._connection.execute("SELECT hash FROM blobs ORDER BY hash")])
+        return iter(sorted(self.here))
 
     def __len__(self) -> int:
-        count: int = self._connection.execute("SELECT COUNT(*) FROM blobs").fetchone()[0]
-        return count
+        return len(self.here)
 
 
 class Store:
@@ -129,7 +144,7 @@ class Store:
         except StoreError:
             self._connection.close()
             raise
-        self.blobs = Blobs(self._connection)
+        self.blobs = Blobs(self._connection, owned=not read_only)
 
     def close(self) -> None:
         """Close the file; a WAL is folded in."""
@@ -151,6 +166,7 @@ class Store:
             yield
             self._connection.execute("COMMIT")
         except BaseException as error:
+            self.blobs.forget()
             with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself on a full disk
                 self._connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.OperationalError):
@@ -175,7 +191,9 @@ class Store:
 
     def keep_blob(self, hash: str, data: bytes) -> None:
         """Store a blob; a second time is free."""
-        self._connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (hash, data))
+        if hash not in self.blobs:
+            self._connection.execute("INSERT INTO blobs VALUES (?, ?)", (hash, data))
+            self.blobs.here.add(hash)
 
     def collect_blobs(self, kept: set[str]) -> int:
         """Delete every blob that is neither in `kept` nor waiting in outbox or retained; how many went."""
@@ -186,6 +204,7 @@ class Store:
         }
         gone = [hash for hash in self.blobs if hash not in needed]
         self._connection.executemany("DELETE FROM blobs WHERE hash = ?", [(hash,) for hash in gone])
+        self.blobs.here.difference_update(gone)
         return len(gone)
 
     # --- outbox ---

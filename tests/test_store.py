@@ -124,6 +124,29 @@ def test_a_transaction_is_all_or_nothing(store: Store) -> None:
     assert "h" not in store.blobs
 
 
+def test_a_reader_sees_the_blobs_that_come_and_go_under_it(store: Store, tmp_path: Path) -> None:
+    store.keep_blob("first", b"1")
+    reader = Store(tmp_path / "deep" / "down" / "s.sqlite", read_only=True)
+    assert list(reader.blobs) == ["first"]
+    store.keep_blob("second", b"2")
+    assert list(reader.blobs) == ["first", "second"]
+    store.collect_blobs({"second"})
+    assert "first" not in reader.blobs
+    reader.close()
+
+
+def test_what_a_rollback_deletes_or_brings_back_is_known(store: Store) -> None:
+    store.keep_blob("old", b"1")
+    with pytest.raises(RuntimeError), store.transaction():
+        store.collect_blobs(set())
+        store.keep_blob("new", b"2")
+        assert list(store.blobs) == ["new"]
+        raise RuntimeError
+    assert list(store.blobs) == ["old"]
+    store.keep_blob("new", b"2")
+    assert store.blobs["new"] == b"2"
+
+
 def test_blobs_stay_while_anybody_needs_them(store: Store) -> None:
     for name in ("kept", "sent", "owned", "gone"):
         store.keep_blob(name, name.encode())

@@ -283,8 +283,9 @@ class Cloud:
             state.last_update = {**state.last_update, gateway: update.round}
         state.counted = {**state.counted, f"train {gateway}": _counted(update)}
         whole = self.federation.method.cloud_weight == "data"
+        hashes = {} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())}
         state.reports[gateway] = SiteReport(
-            parts={} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())},
+            parts=hashes,
             weight=0 if update.void else update.data if whole else update.samples,
             summary=summaries.of_site(update, state.assignment[gateway]),
             took=max(0.0, now - state.began - update.waited),
@@ -292,7 +293,7 @@ class Cloud:
             down=update.traffic.down,
             unlabelled=update.unlabelled_data if whole else update.unlabelled,
         )
-        keeps = [] if update.void else [Keep(digest(data), data) for _, data in sorted(update.parts.items())]
+        keeps = [Keep(hash, update.parts[role]) for role, hash in hashes.items()]
         detail = {
             "samples": update.samples,
             "weight": state.reports[gateway].weight,
