@@ -74,7 +74,7 @@ def accuracy_over_rounds(benchmark: Benchmark, style: Mapping[str, Style]) -> by
         (entry.label, _curve([[row.accuracy or 0.0 for row in run.training] for run in entry.counted]))
         for entry in benchmark.entries
     ]
-    return _curves(curves, style, "distributed accuracy, % of test samples")
+    return _curves(curves, style, f"{benchmark.measure}, % of test samples")
 
 
 def views_over_rounds(entry: Entry) -> bytes:

@@ -85,6 +85,11 @@ class Benchmark:
         )
 
     @property
+    def measure(self) -> str:
+        """What its accuracies are called; with one server nothing is distributed."""
+        return "accuracy" if self.servers == 1 else "distributed accuracy"
+
+    @property
     def runs(self) -> tuple[Run, ...]:
         """All, entry after entry."""
         return tuple(run for entry in self.entries for run in entry.runs)

@@ -13,9 +13,14 @@ from fedbac_edge.reports.merit import moves
 from fedbac_edge.reports.reading import Run
 
 TITLE = "Runs of the laboratory"
+MEASURES = {
+    "distributed accuracy": "Distributed accuracy: the model that each server is served after the cloud's "
+    "aggregation, on that server's test partition; the unweighted mean over servers. ",
+    "accuracy": "Accuracy, where there is one server: the model that is served after its aggregation, on "
+    "the test set. ",
+}
 HOW_TO_READ = (
-    "Distributed accuracy: the model that each server is served after the cloud's aggregation, on that "
-    "server's test partition; the unweighted mean over servers. Figures are those of the last round and the "
+    "Figures are those of the last round and the "
     "mean of the last ten, never of a best round. Several seeds: the mean and ± the deviation (n - 1). The "
     "paper: arXiv 2605.11815, as far as its text gives figures, and only beside runs with its settings. MB "
     "are 10^6 bytes."
@@ -25,7 +30,7 @@ HOW_TO_READ = (
 def page(found: Sequence[Benchmark], remarks: Sequence[str], targets: Sequence[float]) -> list[Block]:
     """All blocks. File names of pictures follow from benchmark, method and seed, so that links stay right."""
     style = figures.styles([entry.label for benchmark in found for entry in benchmark.entries])
-    blocks: list[Block] = [Heading(1, TITLE), Paragraph(HOW_TO_READ)]
+    blocks: list[Block] = [Heading(1, TITLE), Paragraph(_measures(found) + HOW_TO_READ)]
     if remarks:
         blocks.append(Remarks(tuple(remarks)))
     if len(found) > 1:
@@ -34,6 +39,11 @@ def page(found: Sequence[Benchmark], remarks: Sequence[str], targets: Sequence[f
     for benchmark in found:
         blocks += _benchmark(benchmark, style, targets, names)
     return blocks
+
+
+def _measures(found: Sequence[Benchmark]) -> str:
+    used = {benchmark.measure for benchmark in found}
+    return "".join(sentence for name, sentence in MEASURES.items() if name in used)
 
 
 def _benchmark(
@@ -76,16 +86,17 @@ def _accuracy(benchmark: Benchmark, style: dict[str, figures.Style], names: set[
     return Picture(
         name=_name(f"accuracy-{slug(benchmark)}", names),
         alt=f"Accuracy over rounds: {', '.join(entry.label for entry in benchmark.entries)}",
-        caption=f"Distributed accuracy over rounds{band}. {benchmark.title}.",
+        caption=f"{benchmark.measure.capitalize()} over rounds{band}. {benchmark.title}.",
         png=figures.accuracy_over_rounds(benchmark, style),
     )
 
 
 def _views(benchmark: Benchmark, entry: Entry, names: set[str]) -> Picture:
+    over = ", mean over servers" if benchmark.servers > 1 else ""
     return Picture(
         name=_name(f"views-{slug(benchmark)}-{entry.label[:40]}", names),
         alt=f"Accuracy of each view over rounds: {entry.label}",
-        caption=f"Accuracy of each view of {entry.label}, mean over servers. {benchmark.title}.",
+        caption=f"Accuracy of each view of {entry.label}{over}. {benchmark.title}.",
         png=figures.views_over_rounds(entry),
     )
 

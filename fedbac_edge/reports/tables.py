@@ -32,11 +32,16 @@ def overview(found: Sequence[Benchmark]) -> Table:
             cells.append(_final(entry) + (f" [{theirs}]" if theirs else ""))
         rows.append((label, *cells))
     return Table(
-        "Distributed accuracy after the last round, %; in brackets the paper's; * with settings that are "
-        "named below",
+        f"{measures(found).capitalize()} after the last round, %; in brackets the paper's; * with settings "
+        "that are named below",
         ("method", *(benchmark.title + (" *" if benchmark.shared else "") for benchmark in found)),
         tuple(rows),
     )
+
+
+def measures(found: Sequence[Benchmark]) -> str:
+    """What the accuracies of several benchmarks are called together."""
+    return " or ".join(sorted({benchmark.measure for benchmark in found}, reverse=True))
 
 
 def accuracy(benchmark: Benchmark) -> Table:
@@ -60,7 +65,7 @@ def accuracy(benchmark: Benchmark) -> Table:
             )
         )
     return Table(
-        "Distributed accuracy, %: mean over seeds, and deviation where there are several",
+        f"{benchmark.measure.capitalize()}, %: mean over seeds, and deviation where there are several",
         ("method", "seeds", "last round", "mean of last ten", "on hold-outs", "paper", "last round - paper"),
         tuple(rows),
         frozenset({1}),

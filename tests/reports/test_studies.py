@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedbac_edge.reports import tables
+from fedbac_edge.reports import figures, tables
+from fedbac_edge.reports.document import Picture
 from fedbac_edge.reports.grouping import benchmarks
+from fedbac_edge.reports.markdown import markdown
 from fedbac_edge.reports.merit import merit
 from fedbac_edge.reports.page import page
 from fedbac_edge.reports.reading import ReportError, Run, read_run
@@ -108,6 +111,27 @@ def test_studies_are_grouped_by_their_settings(tmp_path: Path) -> None:
     assert views is not None
     assert [row[1:3] for row in views.rows] == [("EM", "12.00"), ("SM", "6.00"), ("UM", "20.00")]
     assert len(page([first, second], [], (0.1,))) > 10
+
+
+def test_with_one_server_nothing_is_distributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captions, tables, the line on how to read and the axis say accuracy; other runs keep their word."""
+    monkeypatch.setattr(figures, "_curves", lambda curves, style, what: what.encode())
+    flat = benchmarks([read(write(tmp_path / "a", "hassle", 12)), read(write(tmp_path / "b", "fedavg", 12))])
+    blocks = page(flat, [], (0.1,))
+    text = markdown(blocks)
+    assert "istributed" not in text
+    assert "mean over servers" not in text
+    assert "Accuracy, %: mean over seeds" in text
+    assert "Accuracy over rounds. fashion-mnist" in text
+    pictures = [block for block in blocks if isinstance(block, Picture)]
+    assert pictures[0].png == b"accuracy, % of test samples"
+    several = [replace(flat[0], servers=2)]
+    text = markdown(page(several, [], (0.1,)))
+    assert text.count("Distributed accuracy") == 3
+    assert figures.accuracy_over_rounds(several[0], {}) == b"distributed accuracy, % of test samples"
+    both = markdown(page([*several, *flat], [], (0.1,)))
+    assert "Distributed accuracy or accuracy after the last round, %" in both
+    assert "where there is one server" in both
 
 
 def test_a_damaged_study_is_refused_with_the_line(tmp_path: Path) -> None:
