@@ -85,6 +85,7 @@ def partition(
         from fedbac_edge.datasets import official, sources
         from fedbac_edge.datasets.annotation import annotate
         from fedbac_edge.datasets.partition import dirichlet
+        from fedbac_edge.datasets.subset import subset
         from fedbac_edge.simulation.presets import MODELS
 
         place = official.locate(data) if data in official.DATA_SETS else Path(data)
@@ -95,8 +96,8 @@ def partition(
             raise Misconfigured(f"{place} holds no test set of its own: give one with --test FILE")
         train = sources.load(place, classes=model.classes, input_shape=model.input)
         test = sources.load(test_data or place, classes=model.classes, input_shape=model.input, split="test")
-        train = shards.subset(train, samples, seed, "train")
-        test = shards.subset(test, test_samples, seed, "test")
+        train = subset(train, samples, seed, "subset", "train")
+        test = subset(test, test_samples, seed, "subset", "test")
         split = None
         if annotation is None:
             cut = dirichlet(

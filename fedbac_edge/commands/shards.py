@@ -27,7 +27,6 @@ import numpy as np
 from fedbac_edge.datasets.annotation import Annotation
 from fedbac_edge.datasets.partition import Partition
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
-from fedbac_edge.randomness import generator
 
 DESCRIPTION = "partition.json"
 
@@ -54,14 +53,6 @@ class Shard:
     def samples(self) -> int:
         """How many in all."""
         return self.labelled + self.unlabelled
-
-
-def subset(samples: Samples, count: int | None, seed: int, purpose: str) -> Samples:
-    """`count` samples drawn without replacement, in their order; all of them for None or a large count."""
-    if count is None or count >= len(samples):
-        return samples
-    chosen = generator(seed, "subset", purpose).permutation(len(samples))[:count]
-    return samples.take(np.sort(chosen))
 
 
 def describe(partition: Partition, train: Samples, test: Samples, classes: int) -> list[Shard]:

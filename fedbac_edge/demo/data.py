@@ -14,6 +14,7 @@ from fedbac_edge.datasets import sources
 from fedbac_edge.datasets.annotation import annotate
 from fedbac_edge.datasets.partition import PartitionError, dirichlet
 from fedbac_edge.datasets.samples import Samples
+from fedbac_edge.datasets.subset import subset
 from fedbac_edge.federation import Federation
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def prepare(settings: Settings) -> tuple[Federation, str]:
 def _draw(federation: Federation, split: sources.Split, count: int, seed: int) -> Samples:
     model = federation.model
     every = sources.load(fashion.folder(), classes=model.classes, input_shape=model.input, split=split)
-    return shards.subset(every, count, seed, split)
+    return subset(every, count, seed, "subset", split)
 
 
 def described(settings: Settings) -> Federation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ import msgspec
 from fedbac_edge.parts import Part
 from fedbac_edge.semi.study import StudyError
 from fedbac_edge.simulation import folder as run_folder
+from fedbac_edge.simulation.folder import Lines
 
 FLOAT_BYTES = 4
 
@@ -54,21 +54,6 @@ def read(path: Path) -> list[Row]:
     return run_folder.read_rows(path, Row, StudyError)
 
 
-class Rows:
-    """The file, open for appending, with the rounds up to `last` alone; `all` are those that it holds."""
-
-    def __init__(self, path: Path, last: int) -> None:
-        self.all = [row for row in read(path) if row.round <= last]
-        if path.exists():
-            os.truncate(path, sum(len(msgspec.json.encode(row)) + 1 for row in self.all))
-        self._file = path.open("ab")
-
-    def append(self, row: Row) -> None:
-        """Add a line and hand it to the system."""
-        self._file.write(msgspec.json.encode(row) + b"\n")
-        self._file.flush()
-        self.all.append(row)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+def opened(path: Path, last: int) -> Lines[Row]:
+    """The file, open for appending, with the rounds up to `last` alone."""
+    return Lines(path, [row for row in read(path) if row.round <= last])

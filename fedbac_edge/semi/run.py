@@ -14,8 +14,6 @@ A run that was killed goes on with `resume`, to the same hashes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,18 +29,19 @@ from fedbac_edge.datasets import holdout
 from fedbac_edge.datasets.annotation import Annotation, AnnotationError, annotate, mixture
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.datasets.sources import load
+from fedbac_edge.datasets.subset import subset
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.parts import digest, pack
-from fedbac_edge.randomness import generator
 from fedbac_edge.semi.hall import Hall, lay_out
 from fedbac_edge.semi.method import State, method_of
-from fedbac_edge.semi.rows import Row, Rows
+from fedbac_edge.semi.rows import Row, opened
 from fedbac_edge.semi.server import rounds
 from fedbac_edge.semi.study import Study, StudyError, check
 from fedbac_edge.semi.workers import Workers
 from fedbac_edge.simulation import folder as run_folder
 from fedbac_edge.simulation.folder import write_whole
+from fedbac_edge.simulation.machine import machine
 from fedbac_edge.simulation.presets import MODELS
 from fedbac_edge.simulation.run import LAST
 
@@ -106,7 +105,8 @@ def run(
     check_whole(study)
     with run_folder.held(folder, StudyError):
         if (folder / "run.json").exists():
-            _check_same(read_about(folder), study, folder, resume)
+            stored = read_about(folder)
+            run_folder.check_same(folder, stored.study == study, stored.software, "semi", resume, StudyError)
             if (found := run_folder.read_result(folder, Result, StudyError)) is not None:
                 return found
         else:  # a beginning that never came to its run.json may have been another study's
@@ -115,7 +115,9 @@ def run(
         split = _split(study, train, folder / "split.npz")
         hall = lay_out(folder / "scratch", study, split, train, test)
         del train, test
-        about = About(study=study, software=__version__, machine=_machine(hall), split=split.digest)
+        about = About(
+            study=study, software=__version__, machine=machine(hall.bench.model), split=split.digest
+        )
         if not (folder / "run.json").exists():
             write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))
         elif (stored := read_about(folder)) != about:
@@ -126,7 +128,7 @@ def run(
             )
         state, last = _stored(hall, folder / "state.safetensors")
         with (
-            contextlib.closing(Rows(folder / "metrics.jsonl", last)) as table,
+            contextlib.closing(opened(folder / "metrics.jsonl", last)) as table,
             Workers(hall.folder, min(workers, study.selected)) as pool,
         ):
 
@@ -136,7 +138,7 @@ def run(
                 tell(row)
 
             state = rounds(hall, pool, state, last + 1, keep)
-            result = _result(hall, state, table.all)
+            result = _result(hall, state, table.rows)
         (folder / "models").mkdir(exist_ok=True)
         for name in result.parts:
             write_whole(folder / "models" / f"{name}.safetensors", pack(state[name]))
@@ -167,11 +169,11 @@ def _samples(study: Study, data: Path) -> tuple[Samples, Samples]:
     """(to train on, to judge on)."""
     about = MODELS[study.data]
     train = load(data, classes=about.classes, input_shape=about.input)
-    train = _subset(train, study.samples, study.seed, "train")
+    train = subset(train, study.samples, study.seed, "semi", "subset", "train")
     if study.holdout:
         return holdout.split(train)
     test = load(data, classes=about.classes, input_shape=about.input, split="test")
-    return train, _subset(test, study.test_samples, study.seed, "test")
+    return train, subset(test, study.test_samples, study.seed, "semi", "subset", "test")
 
 
 def _split(study: Study, train: Samples, path: Path) -> Annotation:
@@ -190,14 +192,6 @@ def _split(study: Study, train: Samples, path: Path) -> Annotation:
     )
     split.save(path)
     return split
-
-
-def _subset(samples: Samples, count: int | None, seed: int, purpose: str) -> Samples:
-    """`count` samples drawn without replacement, in their order."""
-    if count is None or count >= len(samples):
-        return samples
-    chosen = generator(seed, "semi", "subset", purpose).permutation(len(samples))[:count]
-    return samples.take(np.sort(chosen))
 
 
 def _store(path: Path, state: State, round: int) -> None:
@@ -221,20 +215,6 @@ def _stored(hall: Hall, path: Path) -> tuple[State, int]:
     return state, last
 
 
-def _machine(hall: Hall) -> dict[str, str]:
-    import torch
-
-    from fedbac_edge.learning.local import best_backend
-
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": str(torch.__version__),
-        "machine": platform.machine(),
-        "training": best_backend(hall.bench.model),
-    }
-
-
 def _result(hall: Hall, state: State, table: list[Row]) -> Result:
     views = hall.method.views(state)
     served = sorted({name for view in views.values() for name, _ in view})
@@ -256,16 +236,5 @@ def _result(hall: Hall, state: State, table: list[Row]) -> Result:
         down_bytes=sum(row.down_bytes for row in table),
         steps=sum(row.steps for row in table),
         parts=parts,
-        hash=hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest(),
+        hash=run_folder.hash_over(parts),
     )
-
-
-def _check_same(about: About, study: Study, folder: Path, resume: bool) -> None:
-    if not resume:
-        raise StudyError(f"{folder} holds a run already: go on with --resume, or give another --out")
-    if about.study != study:
-        raise StudyError(
-            f"{folder} holds a run with other settings; give another --out, or --resume with --out alone"
-        )
-    if about.software != __version__:
-        raise StudyError(f"{folder} was begun by version {about.software}, this is {__version__}")

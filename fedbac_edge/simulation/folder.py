@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
+
+from fedbac_edge import __version__
 
 T = TypeVar("T")
 
@@ -61,6 +64,56 @@ def read_rows(path: Path, kind: type[T], error: type[Exception]) -> list[T]:
         except msgspec.DecodeError as fault:
             raise error(f"{path}, line {number} is damaged: {fault}") from fault
     return rows
+
+
+def check_same(
+    folder: Path, same: bool, software: str, command: str, resume: bool, error: type[Exception]
+) -> None:
+    """May `fedbac COMMAND` go on with the run in `folder`? Raises `error` when it may not.
+
+    `same`: what is asked for is what is stored; `software`: the version that began it.
+    """
+    if not resume:
+        raise error(f"{folder} holds a run already: go on with --resume, or give another --out")
+    if not same:
+        raise error(
+            f"{folder} holds a run with other settings; `fedbac {command} --resume --out {folder}` "
+            "alone goes on with those that it has"
+        )
+    if software != __version__:
+        raise error(f"{folder} was begun by version {software}, this is {__version__}")
+
+
+def hash_over(parts: Mapping[str, str]) -> str:
+    """One hash over all final parts (name -> content hash)."""
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
+
+
+class Lines(Generic[T]):
+    """A file of JSON lines, open for appending; `rows` are those that it holds.
+
+    It is cut to `rows`, the first of its whole lines: what stands behind them is torn, or not wanted.
+    """
+
+    def __init__(self, path: Path, rows: Iterable[T]) -> None:
+        self.rows = list(rows)
+        if path.exists():
+            os.truncate(path, sum(len(_line(row)) for row in self.rows))
+        self._file = path.open("ab")
+
+    def append(self, row: T) -> None:
+        """Add a line and hand it to the system."""
+        self._file.write(_line(row))
+        self._file.flush()
+        self.rows.append(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _line(row: object) -> bytes:
+    return msgspec.json.encode(row) + b"\n"
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -7,7 +7,6 @@ server after cloud aggregation on that server's test partition, the unweighted m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -17,6 +16,7 @@ import msgspec
 
 from fedbac_edge.protocol.messages import Score
 from fedbac_edge.simulation import folder as run_folder
+from fedbac_edge.simulation.folder import Lines
 from fedbac_edge.simulation.scenario import ScenarioError
 from fedbac_edge.simulation.traffic import Traffic
 
@@ -120,25 +120,13 @@ class Journal:
     """The file, open for appending; `rows` are those that it holds."""
 
     def __init__(self, path: Path) -> None:
-        self.rows = read(path)
-        whole = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
-        if path.exists():
-            os.truncate(path, len(whole))
-        self._file = path.open("ab")
+        self._lines = Lines(path, read(path))
+        self.rows = self._lines.rows
+        self.append, self.close = self._lines.append, self._lines.close
 
     def has(self, round: int, phase: str) -> bool:
         """True when that phase has its line."""
         return any((row.round, row.phase) == (round, phase) for row in reversed(self.rows))
-
-    def append(self, row: Row) -> None:
-        """Add a line and hand it to the system."""
-        self._file.write(msgspec.json.encode(row) + b"\n")
-        self._file.flush()
-        self.rows.append(row)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def read(path: Path) -> list[Row]:

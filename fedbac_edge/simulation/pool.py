@@ -24,7 +24,6 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.federation import Federation
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, JobFailed, Trained, TrainJob
 from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place
 
@@ -228,13 +227,16 @@ def _work(connection: Connection) -> None:
 
 def _answer(order: Order, blobs: Mapping[str, bytes]) -> Reply:
     from fedbac_edge.learning.jobs import JobError, perform
+    from fedbac_edge.models.catalog import architecture
+    from fedbac_edge.simulation.machine import machine
 
     grounds = _opened(order.folder, order.federation)
     federation = grounds.description
     job = order.train or order.evaluate
     try:
         if job is None:
-            return Reply(machine=_machine(federation))
+            model = federation.model
+            return Reply(machine=machine(architecture(model.architecture, model.input, len(model.classes))))
         samples, holdout = grounds.samples(order.samples), grounds.samples(order.holdout)
         event = perform(job, blobs, federation, samples, holdout)
     except JobError as error:
@@ -247,22 +249,3 @@ def _answer(order: Order, blobs: Mapping[str, bytes]) -> Reply:
 @lru_cache(maxsize=4)
 def _opened(folder: str, federation: bytes) -> Grounds:
     return Grounds(Path(folder), federation)
-
-
-def _machine(federation: Federation) -> dict[str, str]:
-    import platform
-
-    import numpy as np
-    import torch
-
-    from fedbac_edge.learning.local import best_backend
-    from fedbac_edge.models.catalog import architecture
-
-    model = federation.model
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": str(torch.__version__),
-        "machine": platform.machine(),
-        "training": best_backend(architecture(model.architecture, model.input, len(model.classes))),
-    }

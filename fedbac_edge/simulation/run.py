@@ -15,28 +15,26 @@ A run that was killed goes on with `resume`, to the same hashes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
-import numpy as np
 
 from fedbac_edge import __version__
 from fedbac_edge.datasets.annotation import Annotation, annotate
 from fedbac_edge.datasets.partition import Partition, dirichlet
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.datasets.sources import load
-from fedbac_edge.randomness import generator
+from fedbac_edge.datasets.subset import subset
 from fedbac_edge.simulation import folder as run_folder
 from fedbac_edge.simulation.folder import write_whole
 from fedbac_edge.simulation.grounds import Grounds, lay_out
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.laboratory import Laboratory, hashes
 from fedbac_edge.simulation.pool import Pool
-from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, check
+from fedbac_edge.simulation.scenario import Scenario, ScenarioError, check
 
 LAST = 10
 """Rounds of the mean that is reported beside the last one."""
@@ -99,7 +97,10 @@ def simulate(
     check(scenario)
     with run_folder.held(folder, ScenarioError):
         if (folder / "run.json").exists():
-            _check_same(read_about(folder), scenario, folder, resume)
+            stored = read_about(folder)
+            run_folder.check_same(
+                folder, stored.scenario == scenario, stored.software, "simulate", resume, ScenarioError
+            )
             if (result := read_result(folder)) is not None:
                 return result
         else:  # a beginning that never came to its run.json may have been another scenario's
@@ -139,8 +140,8 @@ def grounds_of(scenario: Scenario, folder: Path, data: Path) -> Grounds:
     classes, shape = federation.model.classes, federation.model.input
     train = load(data, classes=classes, input_shape=shape)
     test = load(data, classes=classes, input_shape=shape, split="test")
-    train = _subset(train, cut.samples, cut, "train")
-    test = _subset(test, cut.test_samples, cut, "test")
+    train = subset(train, cut.samples, cut.seed, "simulation", "subset", "train")
+    test = subset(test, cut.test_samples, cut.seed, "simulation", "subset", "test")
     path = folder / "partition.npz"
     if cut.form == "annotation":
         annotation = _annotation(scenario, folder, train)
@@ -207,14 +208,6 @@ def _digest(folder: Path) -> str:
     )
 
 
-def _subset(samples: Samples, count: int | None, cut: Cut, purpose: str) -> Samples:
-    """`count` samples drawn without replacement, in their order."""
-    if count is None or count >= len(samples):
-        return samples
-    chosen = generator(cut.seed, "simulation", "subset", purpose).permutation(len(samples))[:count]
-    return samples.take(np.sort(chosen))
-
-
 def _result(rows: list[Row], parts: dict[str, str]) -> Result:
     training = [row for row in rows if row.phase == "train"]
     final = training[-1]
@@ -231,17 +224,5 @@ def _result(rows: list[Row], parts: dict[str, str]) -> Result:
         best=final.best,
         active_clusters=final.active_clusters,
         parts=parts,
-        hash=hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest(),
+        hash=run_folder.hash_over(parts),
     )
-
-
-def _check_same(about: About, scenario: Scenario, folder: Path, resume: bool) -> None:
-    if not resume:
-        raise ScenarioError(f"{folder} holds a run already: go on with --resume, or give another --out")
-    if about.scenario != scenario:
-        raise ScenarioError(
-            f"{folder} holds a run with other settings; `fedbac simulate --resume --out {folder}` "
-            "alone goes on with those that it has"
-        )
-    if about.software != __version__:
-        raise ScenarioError(f"{folder} was begun by version {about.software}, this is {__version__}")
