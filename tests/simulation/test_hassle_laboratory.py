@@ -147,7 +147,7 @@ def test_what_is_exported_is_as_good_as_the_rows_say(
     with contextlib.closing(Store(folder / "stores" / "cloud.sqlite", read_only=True)) as store:
         (cluster,) = from_store.clusters(store)
         assert [term.coefficient for term in cluster.model.terms] == [0.5] * 4
-        with pytest.raises(ExportError, match="there are: EM, SM, UM"):
+        with pytest.raises(ExportError, match="one of: EM, SM, UM"):
             from_store.clusters(store, "TM")
     test = load(data, classes=("a", "b", "c", "d"), input_shape=(1, 16, 16), split="test")
     for view in ("", "SM", "UM"):
