@@ -21,11 +21,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 """Table of the specification -> its new settings, likewise. The table "hassle" is new as a whole."""
 
 
-def from_1(fields: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 in version 2: what is not there has its default."""
-    return fields
-
-
 def to_1(fields: dict[str, Any]) -> dict[str, Any] | None:
     """Version 2 in version 1; None for what version 1 cannot say."""
     kind = str(fields.get("type"))

@@ -18,8 +18,9 @@ WIRE_VERSION = 2
 
 # How a map of the version before the newest becomes one of the newest, and back. What is written is the older
 # of the two: whoever is one version behind reads it, and so does whoever is one ahead. What the older one has
-# no words for (None) is written in the newest.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: versions.from_1}
+# no words for (None) is written in the newest. Version 1 needs no rewriting to be read: its fields mean the same
+# in version 2, where those that it does not have are defaults.
+UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]] | None] = {1: None}
 DOWNGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any] | None]] = {1: versions.to_1}
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -81,9 +82,10 @@ def decode(payload: bytes, *types: type[T]) -> T:
             f"wire version {version} is not understood here: this software speaks {speaks}; "
             "update the older side"
         )
-    if version == WIRE_VERSION:
+    rewritten = UPGRADES.get(version)
+    if rewritten is None:
         return _typed(envelope.m, types, expected)
-    return _upgraded(envelope, types, expected)
+    return _upgraded(envelope, rewritten, types, expected)
 
 
 def _ordered(message: object) -> bytes:
@@ -103,11 +105,16 @@ def _typed(message: msgspec.Raw | bytes, types: tuple[type[T], ...], expected: s
     raise WireError(f"expected {expected}, not {name[:40]!r}")
 
 
-def _upgraded(envelope: _Envelope, types: tuple[type[T], ...], expected: str) -> T:
+def _upgraded(
+    envelope: _Envelope,
+    rewritten: Callable[[dict[str, Any]], dict[str, Any]],
+    types: tuple[type[T], ...],
+    expected: str,
+) -> T:
     """A message of the version before: rewritten as the newest, then held to the same types."""
     try:
         fields = msgspec.msgpack.decode(envelope.m, type=dict[str, Any])
-        newest = _ordered(UPGRADES[envelope.v](fields))
+        newest = _ordered(rewritten(fields))
     except (*_UNREADABLE, KeyError, TypeError) as error:
         raise WireError(f"version {envelope.v} of {expected} cannot be read: {error!r}"[:400]) from error
     return _typed(newest, types, expected)

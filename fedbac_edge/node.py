@@ -84,6 +84,8 @@ class Node:
         """The machine's clock is monotonic + offset, and goes on after a restart."""
         self._latest = float("-inf")
         self._kept: frozenset[str] = frozenset()
+        self._wanted: Mapping[str, messages.PartRef] = {}
+        """What the machine wanted after its latest event: a chunk changes neither the state nor the blobs."""
         self._ledger_rounds = ledger_rounds
         self._logged_round = 0
 
@@ -208,7 +210,8 @@ class Node:
         if kept != self._kept:
             self.store.collect_blobs(set(kept))
             self._kept = kept
-        self._effects += self._incoming.follow(self.machine.wanted(), now)
+        self._wanted = self.machine.wanted()
+        self._effects += self._incoming.follow(self._wanted, now)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -269,7 +272,7 @@ class Node:
 
     def _blob_chunk(self, hash: str, payload: bytes, now: float) -> None:
         """A chunk of a part that may be wanted; checked against the hash in its topic when complete."""
-        wanted = self.machine.wanted().get(hash)
+        wanted = self._wanted.get(hash)
         if wanted is None:
             return
         try:
