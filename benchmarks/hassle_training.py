@@ -161,7 +161,7 @@ def main() -> None:
             asked,
             normalisation,
             [1],
-            residuals_only=which == "residuals",
+            stage="residuals" if which == "residuals" else "whole",
             backend=backend,
         )
 

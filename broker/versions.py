@@ -1,7 +1,9 @@
 """What wire versions differ in, as rewritings of plain maps.
 
 Version 2 counts samples without labels apart (device-update, gateway-update) and knows more settings in the
-specification. A message that uses none of this is written as it was in version 1.
+specification. A message that uses none of this is written as it was in version 1. A setting that came later
+into a table of version 2 is written only where it says something: software without it then refuses the
+specification by that name, and never takes it for another one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Table of the specification -> its new settings, likewise. The table "hassle" is new as a whole."""
 
+_LATER: dict[str, Any] = {"pairing": "download"}
+"""Settings of the table "hassle" that the first software of version 2 did not have, likewise."""
+
 
 def to_1(fields: dict[str, Any]) -> dict[str, Any] | None:
     """Version 2 in version 1; None for what version 1 cannot say."""
@@ -28,6 +33,15 @@ def to_1(fields: dict[str, Any]) -> dict[str, Any] | None:
         older = _settings_to_1(described)
         return None if older is None else {**fields, "federation": older}
     return _without(fields, _FIELDS.get(kind, {}))
+
+
+def to_2(fields: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 as it is written: later settings are silent at their defaults."""
+    federation = fields.get("federation") if fields.get("type") == "spec" else None
+    if not isinstance(federation, dict) or not isinstance(table := federation.get("hassle"), dict):
+        return fields
+    spoken = {name: value for name, value in table.items() if name not in _LATER or value != _LATER[name]}
+    return {**fields, "federation": {**federation, "hassle": spoken}}
 
 
 def _settings_to_1(federation: dict[str, Any]) -> dict[str, Any] | None:

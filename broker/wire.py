@@ -60,11 +60,12 @@ def encode(message: msgspec.Struct) -> bytes:
 
     Equal messages give equal bytes.
     """
+    newest = msgspec.to_builtins(message, builtin_types=(bytes,))
     for version, rewritten in DOWNGRADES.items():
-        fields = rewritten(msgspec.to_builtins(message, builtin_types=(bytes,)))
-        if fields is not None:
-            return msgspec.msgpack.encode(_Envelope(version, msgspec.Raw(_ordered(fields))))
-    return msgspec.msgpack.encode(_Envelope(WIRE_VERSION, msgspec.Raw(_ordered(message))))
+        older = rewritten(newest)
+        if older is not None:
+            return msgspec.msgpack.encode(_Envelope(version, msgspec.Raw(_ordered(older))))
+    return msgspec.msgpack.encode(_Envelope(WIRE_VERSION, msgspec.Raw(_ordered(versions.to_2(newest)))))
 
 
 def decode(payload: bytes, *types: type[T]) -> T:

@@ -98,6 +98,11 @@ def check(federation: Federation) -> Federation:
         raise FederationError(
             f"[hassle] belongs to [method] name = 'hassle', not to {federation.method.name!r}: remove it"
         )
+    if federation.hassle and federation.hassle.pairing == "paper" and not federation.hassle.align_residuals:
+        raise FederationError(
+            "[hassle] pairing: 'paper' trains residuals in a round of their own, and align_residuals = false "
+            "leaves them out: change one of the two"
+        )
     if len(model.classes) < 2 or len(set(model.classes)) != len(model.classes):
         raise FederationError("[model] classes: at least two different names are needed")
     channels = model.input[0]

@@ -81,6 +81,9 @@ class HassleTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pseudo-labels below this probability are not trained on; 0: all are."""
     align_residuals: bool = True
     """False: the dual models alone; there are no residuals and no round of their own."""
+    pairing: Literal["download", "paper"] = "download"
+    """Pseudo-labels come from w_S and r_S as downloaded at the start of a round that trains both, or, in two
+    rounds for each one of the paper, from w_S and the r_S that was trained beside it in the round before."""
 
 
 class TrainingTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -68,10 +68,11 @@ def _unknown(name: str, path: list[Any], whole: type[msgspec.Struct], table: boo
 
 
 def _fields(kind: Any) -> Mapping[str, Any]:
-    """Field -> its type, of a struct; nothing else has fields."""
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return {}
-    return {field.name: field.type for field in msgspec.structs.fields(kind)}
+    """Field -> its type, of a struct or of one that may be left out; nothing else has fields."""
+    for each in (kind, *get_args(kind)):
+        if isinstance(each, type) and issubclass(each, msgspec.Struct):
+            return {field.name: field.type for field in msgspec.structs.fields(each)}
+    return {}
 
 
 def _type_at(path: list[Any], kind: Any) -> Any:

@@ -110,6 +110,8 @@ ABOUT: dict[str, str] = {
     "hassle.teacher": 'A residual learns from the other "dual" network, or from that "with-residual".',
     "hassle.confidence": "Pseudo-labels that are less probable are not trained on; 0: all are.",
     "hassle.align_residuals": "false: without residuals.",
+    "hassle.pairing": 'Pseudo-labels are those of the networks that a device downloads ("download"), or\n'
+    'of residuals trained in the round before, as in the "paper": they and the duals then take turns.',
     "[gateways]": 'Gateways and their devices, for example: gw1 = ["dev-1", "dev-2"]\n'
     "An empty list: whoever joins there. The first round waits for every gateway listed here.",
 }

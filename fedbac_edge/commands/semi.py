@@ -68,9 +68,10 @@ def semi(
     Example: HASSLE on Fashion-MNIST, a tenth of it labelled, or a twentieth
       fedbac semi hassle --rounds 60
       fedbac semi hassle --rounds 60 --labels 5%
-    Example: a baseline, and an ablation
+    Example: a baseline, an ablation, and pseudo-labels with residuals of the same round
       fedbac semi fedmatch --rounds 60
       fedbac semi hassle --rounds 60 --set align_residuals=false
+      fedbac semi hassle --rounds 60 --set pairing=paper
     """
     from fedbac_edge.datasets import official
     from fedbac_edge.semi.run import read_about, run

@@ -12,7 +12,9 @@ the logits, sigma the softmax. Everything that is frozen or pulled towards is as
     duals           w_S: CE(f(x; w_S), y)  + gamma ||w_S - w_U^(t-1)||^2
                     w_U: CE(f(x; w_U), y^) + gamma ||w_U - w_S^(t-1)||^2
 
-No line reads what another one trains, so that each frozen model is asked once for all samples.
+No line reads what another one trains, so that each frozen model is asked once for all samples. A round may
+come in two exchanges, residuals and then duals (`Stage`): the second one downloads w^(t-1) and r^t, and its
+pseudo-labels are those of f(x; w_S^(t-1)) + f(x; r_S^t).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from fedbac_edge.learning.network import trainee
 from fedbac_edge.learning.normalise import Images, Labels, normalise
 from fedbac_edge.learning.settings import Backend, Cancelled, Count, NonNegative, Normalisation, Positive
 from fedbac_edge.learning.threads import torch_threads
-from fedbac_edge.methods.hassle import R_S, R_U, W_S, W_U
+from fedbac_edge.methods.hassle import R_S, R_U, W_S, W_U, Stage
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import FloatArray, Part
 
@@ -181,7 +183,7 @@ def train_hassle(
     normalisation: Normalisation,
     seed: Sequence[int],
     *,
-    residuals_only: bool = False,
+    stage: Stage = "whole",
     threads: int = 1,
     device: str = "cpu",
     backend: Backend | None = None,
@@ -191,14 +193,14 @@ def train_hassle(
 
     Either kind of samples may be empty; the labels of `unlabelled` are not read. Without labelled samples
     w_S and r_S are not trained; without unlabelled ones, or confident ones, w_U and r_U are not. A device
-    without any of both leaves no part. `residuals_only` is the round before the first, beside random duals.
-    Optimisers begin at zero. `threads` are torch's, `backend` fixes the path (the fastest of each network by
+    without any of both leaves no part. `stage` "residuals" and "duals" train these alone. Optimisers begin at
+    zero. `threads` are torch's, `backend` fixes the path (the fastest of each network by
     default).
 
     Repeats bit for bit on one machine under one path and number of threads. Raises ValueError when there are
     no samples at all, or when data or parts do not fit; Cancelled once `cancelled()` was true.
     """
-    _check(models, parts, labelled, unlabelled, settings, residuals_only)
+    _check(models, parts, labelled, unlabelled, settings, stage)
     here = _Round(models, parts, settings, normalisation, seed, device, backend, cancelled)
     fresh: dict[str, Part] = {}
     losses: dict[str, float] = {}
@@ -211,10 +213,10 @@ def train_hassle(
             x, y, f = _pseudo_labelled(unlabelled.x, here)
             if len(y):
                 sides.append(_Side(W_U, R_U, W_S, R_S, settings.tau_u, x, y, f))
-        if settings.align_residuals:
+        if settings.align_residuals and stage != "duals":
             for side in sides:
                 fresh[side.residual], losses[side.residual] = _train_residual(side, here)
-        if not residuals_only:
+        if stage != "residuals":
             for side in sides:
                 fresh[side.dual], losses[side.dual] = _train_dual(side, here)
     counts = {side.dual: len(side.y) for side in sides}
@@ -271,14 +273,17 @@ def _train_dual(side: _Side, here: _Round) -> tuple[Part, float]:
         return w.dump(), total / seen
 
 
-def roles_needed(settings: HassleSettings, labelled: bool, unlabelled: bool) -> tuple[str, ...]:
+def roles_needed(
+    settings: HassleSettings, labelled: bool, unlabelled: bool, stage: Stage = "whole"
+) -> tuple[str, ...]:
     """The roles that a device with such samples must be given."""
-    residuals = settings.align_residuals
+    aligned = settings.align_residuals
+    residuals = aligned and stage != "duals"
     other = residuals or settings.gamma > 0
     needed = {
         W_S: labelled or unlabelled,
         W_U: unlabelled or (labelled and other),
-        R_S: residuals and (labelled or unlabelled),
+        R_S: aligned and (unlabelled or (labelled and residuals)),  # pseudo-labels need it in any stage
         R_U: residuals and (unlabelled or settings.teacher == "with-residual"),
     }
     return tuple(role for role, is_needed in needed.items() if is_needed)
@@ -290,13 +295,13 @@ def _check(
     labelled: Samples,
     unlabelled: Samples,
     settings: HassleSettings,
-    residuals_only: bool,
+    stage: Stage,
 ) -> None:
     if not len(labelled) and not len(unlabelled):
         raise ValueError("there are no samples to train on")
-    if residuals_only and not settings.align_residuals:
+    if stage == "residuals" and not settings.align_residuals:
         raise ValueError("a round of residuals alone has nothing to train without residual alignment")
-    for role in roles_needed(settings, len(labelled) > 0, len(unlabelled) > 0):
+    for role in roles_needed(settings, len(labelled) > 0, len(unlabelled) > 0, stage):
         if role not in parts or role not in models:
             raise ValueError(f"this device's losses read the {role} model, given are {sorted(parts)}")
         check_part(models[role], role, parts[role])

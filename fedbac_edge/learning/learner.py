@@ -16,6 +16,7 @@ from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.federation import NO_CLIPPING, Federation, HassleTable
 from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
 from fedbac_edge.methods import method
+from fedbac_edge.methods.hassle import stage
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
 
@@ -135,7 +136,7 @@ def hassle(lesson: Lesson) -> Learned:
         _hassle_settings(table, lesson.training),
         lesson.normalisation,
         lesson.seed,
-        residuals_only=table.align_residuals and lesson.round == 1,
+        stage=stage(table, lesson.round),
         threads=lesson.threads,
         device=lesson.device,
         backend=lesson.backend,

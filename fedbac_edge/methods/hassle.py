@@ -10,16 +10,25 @@ started with and the residuals that it ends with:
 w_S and r_S weigh by labelled samples, w_U and r_U by unlabelled ones. Round 1 trains the residuals only, on
 random duals: it is the preliminary round of the authors' code. From then on a device trains its residuals
 first and its duals second, and sends both at once. What they train on is `learning.hassle`.
+
+That is the pairing "download": a device pairs the models that it downloads. With the pairing "paper" duals
+learn beside the residuals of the same round, and a round of the paper is two of the federation, each with
+devices selected for it: odd rounds train residuals, even ones duals. The views hold after both kinds, since
+generation 1 is a part as the round found it, and a round of residuals leaves the duals as they were.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from fedbac_edge.federation import Federation, HassleTable
 from fedbac_edge.methods.method import Method, Role, Term, View
 
 W_S, W_U, R_S, R_U = "supervised", "unsupervised", "residual-s", "residual-u"
+
+Stage = Literal["whole", "residuals", "duals"]
+"""What a device trains in one exchange."""
 
 SM = (Term(W_S, 1.0, generation=1), Term(R_S, 1.0))
 UM = (Term(W_U, 1.0, generation=1), Term(R_U, 1.0))
@@ -31,19 +40,29 @@ def hassle(federation: Federation) -> Method:
     if not table.align_residuals:
         return _duals_alone(table)
     width = table.residual_width
+    every = 2 if table.pairing == "paper" else 1
     # With teacher "with-residual" the complement of w_S is f(w_U) + f(r_U) - f(w_S), and the reverse.
     other = (R_U,) if table.teacher == "with-residual" else ()
     return Method(
         roles=(
-            Role(W_S, "global", weight="labelled", needs=(W_U,), begins=2),
-            Role(W_U, "global", weight="unlabelled", needs=(W_S, R_S), begins=2),
-            Role(R_S, "global", weight="labelled", width=width, needs=(W_S, W_U, *other)),
-            Role(R_U, "global", weight="unlabelled", width=width, needs=(W_S, W_U, R_S)),
+            Role(W_S, "global", weight="labelled", needs=(W_U,), begins=2, every=every),
+            Role(W_U, "global", weight="unlabelled", needs=(W_S, R_S), begins=2, every=every),
+            Role(R_S, "global", weight="labelled", width=width, needs=(W_S, W_U, *other), every=every),
+            Role(R_U, "global", weight="unlabelled", width=width, needs=(W_S, W_U, R_S), every=every),
         ),
         learner="hassle",
         views=(View("EM", _mean(SM, UM)), View("SM", SM), View("UM", UM)),
         judged="SM",  # every device holds it, and only those with labels can judge
     )
+
+
+def stage(table: HassleTable, round: int) -> Stage:
+    """What the devices of this round of the federation train."""
+    if not table.align_residuals:
+        return "whole"
+    if table.pairing == "paper":
+        return "residuals" if round % 2 else "duals"
+    return "residuals" if round == 1 else "whole"
 
 
 def _duals_alone(table: HassleTable) -> Method:

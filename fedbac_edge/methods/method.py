@@ -25,7 +25,8 @@ class Role:
     `scope` "global": one part for all sites; "cluster": one part per cluster, a site uses that of its own.
     `l2` is the lambda of lambda * ||w||^2. `weight` says which samples it learns from: a device without any
     neither trains nor sends it. `width` is its share of the architecture's channels, in sixteenths. `needs`
-    are the other roles that its training reads, `begins` is the first round that trains it.
+    are the other roles that its training reads. It is trained in the round `begins`, and in every `every`-th
+    one after that.
     """
 
     name: str
@@ -35,11 +36,17 @@ class Role:
     width: int = FULL_WIDTH
     needs: tuple[str, ...] = ()
     begins: int = 1
+    every: int = 1
+
+    def is_trained_in(self, round: int) -> bool:
+        """True when this round is one of its own."""
+        return round >= self.begins and (round - self.begins) % self.every == 0
 
 
 @dataclass(frozen=True)
 class Term:
-    """A role's share in a view: `coefficient` times its logits; `generation` 1 is the part of a round ago."""
+    """A role's share in a view: `coefficient` times its logits; `generation` 1 is the part as the
+    latest round found it, also when that round left it as it was."""
 
     role: str
     coefficient: float = 1.0
@@ -145,7 +152,7 @@ class Method:
         return tuple(
             role.name
             for role in self.roles
-            if role.begins <= round and weight_of(role, samples, unlabelled) > 0
+            if role.is_trained_in(round) and weight_of(role, samples, unlabelled) > 0
         )
 
     def needed(self, round: int, samples: int, unlabelled: int) -> tuple[str, ...]:
@@ -157,9 +164,9 @@ class Method:
 
     def together(self) -> dict[str, str]:
         """Role -> name of the group of roles that always travel together."""
-        groups: dict[tuple[Kind, int], list[str]] = {}
+        groups: dict[tuple[Kind, int, int], list[str]] = {}
         for role in self.roles:
-            groups.setdefault((role.weight, role.begins), []).append(role.name)
+            groups.setdefault((role.weight, role.begins, role.every), []).append(role.name)
         return {name: "+".join(sorted(names)) for names in groups.values() for name in names}
 
     def architectures(self, model: Architecture) -> dict[str, Architecture]:

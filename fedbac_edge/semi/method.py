@@ -6,13 +6,14 @@ nothing between rounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import msgspec
 import numpy as np
 
+from fedbac_edge import type_faults
 from fedbac_edge.aggregation import weighted_mean
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.learning.settings import Backend, Normalisation
@@ -71,11 +72,31 @@ class Answer:
     steps: int
 
 
+class Exchange(Protocol):
+    """Once to the round's clients and back. Most methods are their own and only one."""
+
+    def download(self, bench: Bench, state: State, holding: Holding, round: int) -> Mapping[str, Part]:
+        """What the server sends to this client."""
+        ...
+
+    def learn(self, bench: Bench, parts: Mapping[str, Part], client: Client, round: int) -> Answer:
+        """A client's work: a function of its arguments alone."""
+        ...
+
+    def fold(self, bench: Bench, state: State, answers: Mapping[int, Answer], round: int) -> State:
+        """The server's memory after it: client number -> answer, ascending."""
+        ...
+
+
 class Method(Protocol):
-    """A method. `opening` is true when an exchange (round 0) comes before the first round."""
+    """A method. `opening` is true when a round 0 comes before the first round."""
 
     @property
     def opening(self) -> bool: ...  # noqa: D102
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        """What a round is made of, all with the same clients."""
+        ...
 
     def draws(self, holding: Holding) -> bool:
         """May this client be drawn?"""
@@ -83,18 +104,6 @@ class Method(Protocol):
 
     def begin(self, bench: Bench) -> State:
         """The server's memory at the start."""
-        ...
-
-    def download(self, bench: Bench, state: State, holding: Holding, round: int) -> Mapping[str, Part]:
-        """What the server sends to this client."""
-        ...
-
-    def learn(self, bench: Bench, parts: Mapping[str, Part], client: Client, round: int) -> Answer:
-        """A client's work in one round: a function of its arguments alone."""
-        ...
-
-    def fold(self, bench: Bench, state: State, answers: Mapping[int, Answer], round: int) -> State:
-        """The server's memory after a round: client number -> answer, ascending."""
         ...
 
     def views(self, state: State) -> Mapping[str, View]:
@@ -123,7 +132,9 @@ def method_of(name: str, options: Mapping[str, Option]) -> Method:
     try:
         made = cast(Method, msgspec.convert(dict(options), kind, strict=False))
     except msgspec.ValidationError as error:
-        raise StudyError(f"{name}: {error}; its options are: {', '.join(kind.__struct_fields__)}") from error
+        # A rule of the method's own is a sentence already.
+        why = str(error) if error.__cause__ else type_faults.explain(error, dict(options), kind)
+        raise StudyError(f"{name}: {why}; its options are: {', '.join(kind.__struct_fields__)}") from error
     return made
 
 

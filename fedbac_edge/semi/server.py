@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from fedbac_edge.parts import is_finite
+from fedbac_edge.parts import Part, is_finite
 from fedbac_edge.semi.hall import Hall
-from fedbac_edge.semi.method import Bench, Holding, Method, State
+from fedbac_edge.semi.method import Answer, Bench, Holding, Method, State
 from fedbac_edge.semi.rows import Row, Score, size
 from fedbac_edge.semi.study import StudyError, StudyFailed
 from fedbac_edge.semi.workers import Workers, done
@@ -23,43 +24,68 @@ def drawn(bench: Bench, method: Method, holdings: tuple[Holding, ...], count: in
     return sorted([int(number) for number in order if number in able][:count])
 
 
-def exchange(hall: Hall, workers: Workers, state: State, round: int) -> tuple[State, Row]:
+@dataclass
+class _Tally:
+    """What the exchanges of a round have brought and cost so far."""
+
+    held: dict[int, dict[str, Part]]
+    """Client -> what it was sent in this round, keeps to the round's end, and is not sent again."""
+    answers: list[Answer] = field(default_factory=list)
+    down_bytes: int = 0
+
+    def add(self, number: int, needed: Mapping[str, Part], answer: Answer) -> None:
+        held = self.held[number]
+        sent = {name: part for name, part in needed.items() if held.get(name) is not part}
+        held.update(sent)
+        self.down_bytes += size(sent)
+        self.answers.append(answer)
+
+
+def one_round(hall: Hall, workers: Workers, state: State, round: int) -> tuple[State, Row]:
     """One round: (the server's new memory, its row). Raises StudyFailed when training diverges."""
     began = time.perf_counter()
     method, bench, holdings = hall.method, hall.bench, hall.holdings
     numbers = drawn(bench, method, holdings, hall.study.selected, round)
-    sent = {number: method.download(bench, state, holdings[number], round) for number in numbers}
     # The longest work first; the order of answers is that of the numbers whatever happens.
     heavy = sorted(numbers, key=lambda n: -(holdings[n].labelled + holdings[n].unlabelled))
-    futures = {number: workers.learn(number, sent[number], round) for number in heavy}
-    answers = {number: done(futures[number]) for number in numbers}
-    for number, answer in answers.items():
-        if not all(map(is_finite, answer.parts.values())):
-            raise StudyFailed(
-                f"training diverged at client {number} in round {round}: weights are no finite numbers; "
-                "lower --learning-rate, or bound the gradient with --clip-norm"
-            )
-    state = method.fold(bench, state, answers, round)
+    tally = _Tally(held={number: {} for number in numbers})
+    for index, exchange in enumerate(method.exchanges(round)):
+        needed = {number: exchange.download(bench, state, holdings[number], round) for number in numbers}
+        futures = {number: workers.learn(number, needed[number], round, index) for number in heavy}
+        answers = {number: done(futures[number]) for number in numbers}
+        _check_finite(answers, round)
+        for number, answer in answers.items():
+            tally.add(number, needed[number], answer)
+        state = exchange.fold(bench, state, answers, round)
     views = method.views(state)
     named = {name for view in views.values() for name, _ in view}
     found = workers.score({name: state[name] for name in sorted(named)}, views)
     scores = {name: Score(e.correct / e.count, e.loss_sum / e.count) for name, e in found.items()}
     main = next(iter(views))
-    samples = [sum(answers[n].weights.values()) for n in numbers]
+    samples = [sum(answer.weights.values()) for answer in tally.answers]
     return state, Row(
         round=round,
         view=main,
         accuracy=scores[main].accuracy,
         loss=scores[main].loss,
         views=scores,
-        training_loss=sum(answers[n].loss * s for n, s in zip(numbers, samples, strict=True))
+        training_loss=sum(answer.loss * s for answer, s in zip(tally.answers, samples, strict=True))
         / max(sum(samples), 1),
         clients=tuple(numbers),
-        steps=sum(answer.steps for answer in answers.values()),
-        up_bytes=sum(size(answer.parts) for answer in answers.values()),
-        down_bytes=sum(size(parts) for parts in sent.values()),
+        steps=sum(answer.steps for answer in tally.answers),
+        up_bytes=sum(size(answer.parts) for answer in tally.answers),
+        down_bytes=tally.down_bytes,
         wall_s=time.perf_counter() - began,
     )
+
+
+def _check_finite(answers: Mapping[int, Answer], round: int) -> None:
+    for number, answer in answers.items():
+        if not all(map(is_finite, answer.parts.values())):
+            raise StudyFailed(
+                f"training diverged at client {number} in round {round}: weights are no finite numbers; "
+                "lower --learning-rate, or bound the gradient with --clip-norm"
+            )
 
 
 def rounds(
@@ -71,6 +97,6 @@ def rounds(
 ) -> State:
     """All rounds from `first` on; `keep` gets each as it ends."""
     for round in range(first, hall.study.rounds + 1):
-        state, row = exchange(hall, workers, state, round)
+        state, row = one_round(hall, workers, state, round)
         keep(state, row)
     return state

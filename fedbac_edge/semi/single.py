@@ -8,7 +8,7 @@ import msgspec
 
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
-from fedbac_edge.semi.method import Answer, Bench, Holding, State, View, mean_by_role
+from fedbac_edge.semi.method import Answer, Bench, Exchange, Holding, State, View, mean_by_role
 
 
 class SingleModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,8 +16,12 @@ class SingleModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def opening(self) -> bool:
-        """No exchange before the first round."""
+        """No round before the first one."""
         return False
+
+    def exchanges(self: Exchange, round: int) -> tuple[Exchange]:
+        """The model goes out and comes back once."""
+        return (self,)
 
     def draws(self, holding: Holding) -> bool:
         """Everybody who has samples."""

@@ -42,9 +42,9 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def learn(self, number: int, parts: Mapping[str, Part], round: int) -> Future[Answer]:
-        """A client's round, begun."""
-        return self._pool.submit(_learn, number, dict(parts), round)
+    def learn(self, number: int, parts: Mapping[str, Part], round: int, exchange: int) -> Future[Answer]:
+        """A client's work in one exchange of a round, counted from 0; begun."""
+        return self._pool.submit(_learn, number, dict(parts), round, exchange)
 
     def score(self, parts: Mapping[str, Part], views: Mapping[str, View]) -> dict[str, Evaluation]:
         """Each view on the whole test set; `parts` are those that the views name. Raises StudyFailed."""
@@ -86,9 +86,9 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _learn(number: int, parts: Mapping[str, Part], round: int) -> Answer:
+def _learn(number: int, parts: Mapping[str, Part], round: int, exchange: int) -> Answer:
     assert _hall is not None
-    return _hall.method.learn(_hall.bench, parts, _hall.client(number), round)
+    return _hall.method.exchanges(round)[exchange].learn(_hall.bench, parts, _hall.client(number), round)
 
 
 def _score(parts: Mapping[str, Part], views: Mapping[str, View], shard: int) -> dict[str, Evaluation]:

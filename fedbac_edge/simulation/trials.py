@@ -24,6 +24,7 @@ from fedbac_edge.federation import (
     AssignmentTable,
     DeadlineTable,
     Federation,
+    HassleTable,
     MethodTable,
     ModelTable,
     SelectionTable,
@@ -45,7 +46,8 @@ PATIENCE_S = 1e5
 TRAINING_S = 5.0
 CLOCK_JUMP_S = 172_800.0
 Shape = tuple[int, int, int, Encoding] | tuple[int, int, int, Encoding, str]
-"""Gateways, devices at each, rounds, how updates are encoded, and the method ("fedbac")."""
+"""Gateways, devices at each, rounds, how updates are encoded, and the method: "fedbac" unless named,
+"hassle/paper" with that pairing."""
 KINDS = ((100, 0), (0, 100), (40, 60))
 """Labelled and unlabelled samples of a site's first, second and third device, where the method takes both."""
 
@@ -53,7 +55,7 @@ KINDS = ((100, 0), (0, 100), (40, 60))
 def federation_of(shape: Shape) -> Federation:
     """A fixed roster with both bandits at work; nobody's deadline passes."""
     gateways, devices, rounds, encoding = shape[:4]
-    named = shape[4] if len(shape) == 5 else "fedbac"
+    named, _, pairing = (shape[4] if len(shape) == 5 else "fedbac").partition("/")
     return Federation(
         name="trial",
         seed=3,
@@ -70,6 +72,7 @@ def federation_of(shape: Shape) -> Federation:
             evaluation_deadline_s=PATIENCE_S,
         ),
         wire=WireTable(encoding=encoding),
+        hassle=HassleTable(pairing="paper") if pairing else None,
         gateways={f"gw{m}": tuple(f"d{m}{i}" for i in range(1, devices + 1)) for m in range(1, gateways + 1)},
     )
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.learning.hassle import HassleSettings, HassleUpdate, roles_needed, train_hassle
 from fedbac_edge.learning.settings import Backend, Cancelled, Normalisation
+from fedbac_edge.methods.hassle import Stage
 from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import LeNet, architecture, shrunk
 from fedbac_edge.models.description import Architecture, buffers
@@ -78,7 +79,7 @@ def path(request: pytest.FixtureRequest) -> Backend:
 class Expected:
     """The round by its formulas, torch in float64 throughout, full batches."""
 
-    def __init__(self, device: Device, settings: HassleSettings) -> None:
+    def __init__(self, device: Device, settings: HassleSettings, stage: Stage = "whole") -> None:
         self.device, self.s = device, settings
         self.parts: dict[str, nn.Module] = {}
         f = {
@@ -90,10 +91,13 @@ class Expected:
         c_s = f["L"][W_U] - f["L"][W_S] + (f["L"][R_U] if with_residual else 0.0)
         c_u = f["U"][W_S] - f["U"][W_U] + (f["U"][R_S] if with_residual else 0.0)
         labels = torch.from_numpy(device.labelled.y)
-        self.residual(R_S, device.labelled, labels, c_s, f["L"][W_S], settings.tau_s)
-        self.residual(R_U, device.unlabelled, pseudo, c_u, f["U"][W_U], settings.tau_u)
-        self.dual(W_S, W_U, device.labelled, labels)
-        self.dual(W_U, W_S, device.unlabelled, pseudo)
+        if stage != "duals":
+            self.residual(R_S, device.labelled, labels, c_s, f["L"][W_S], settings.tau_s)
+            self.residual(R_U, device.unlabelled, pseudo, c_u, f["U"][W_U], settings.tau_u)
+        if stage != "residuals":
+            self.dual(W_S, W_U, device.labelled, labels)
+            self.dual(W_U, W_S, device.unlabelled, pseudo)
+        self.pseudo = pseudo
 
     def images(self, samples: Samples) -> Tensor:
         x = torch.from_numpy(samples.x.astype(np.float64)).permute(0, 3, 1, 2) / 255.0
@@ -170,6 +174,34 @@ def test_a_round_of_resnets_is_its_formulas(fashion: Any, gray: Normalisation) -
     Expected(device, settings).compare(device.train(settings), atol=2e-5)
 
 
+def test_a_round_in_two_exchanges_labels_with_the_aggregated_residuals(device: Device, path: Backend) -> None:
+    """Pairing "paper": residuals first; then what the server has made of them, with the duals of before."""
+    settings = replace(SETTINGS, learning_rate=0.05)
+    first = Expected(device, settings, "residuals")
+    first.compare(device.train(settings, backend=path, stage="residuals"), atol=1e-5)
+
+    aggregated = {role: {n: -2 * t for n, t in device.parts[role].items()} for role in (R_S, R_U)}
+    parts = {**device.parts, **aggregated}
+    again = Device(device.models, parts, device.labelled, device.unlabelled, device.normalisation)
+    second = Expected(again, settings, "duals")
+    assert (second.pseudo != first.pseudo).sum() >= 10, "the residuals say otherwise"
+    second.compare(again.train(settings, backend=path, stage="duals"), atol=1e-5)
+
+
+def test_the_second_exchange_needs_no_residual_but_that_of_the_pseudo_labels(device: Device) -> None:
+    for teacher in ("dual", "with-residual"):
+        settings = replace(QUICK, teacher=teacher)
+        for labels, without in ((40, 50), (40, 0), (0, 50)):
+            needed = roles_needed(settings, labels > 0, without > 0, "duals")
+            assert (R_U in needed, R_S in needed) == (False, without > 0)
+            given = {role: device.parts[role] for role in needed}
+            some = Device(device.models, given, device.labelled, device.unlabelled, device.normalisation)
+            trained = some.train(settings, labels=labels, without=without, stage="duals").parts
+            whole = device.train(settings, labels=labels, without=without).parts
+            assert set(trained) == set(whole) & {W_S, W_U}
+            assert all(same(trained[role], whole[role]) for role in trained), "as it was given, as it trains"
+
+
 def test_without_a_kind_its_roles_do_not_come_back_and_the_others_are_the_same(device: Device) -> None:
     both = device.train(QUICK)
     assert (both.labelled, both.unlabelled) == (40, 50)
@@ -214,10 +246,10 @@ def test_devices_of_any_size(device: Device, samples: int) -> None:
 
 
 def test_the_first_round_trains_residuals_only(device: Device) -> None:
-    update = device.train(QUICK, residuals_only=True)
+    update = device.train(QUICK, stage="residuals")
     assert set(update.parts) == {R_S, R_U}
     assert all(same(update.parts[role], device.train(QUICK).parts[role]) for role in update.parts)
-    assert set(device.train(QUICK, residuals_only=True, labels=0).parts) == {R_U}
+    assert set(device.train(QUICK, stage="residuals", labels=0).parts) == {R_U}
 
 
 def test_unsure_samples_are_left_out(device: Device) -> None:
@@ -252,7 +284,7 @@ def test_without_residuals_the_duals_learn_from_the_supervised_ones_own_pseudo_l
     assert same(update.parts[W_S], device.train(QUICK).parts[W_S]), "labels are the same"
     assert not same(update.parts[W_U], device.train(QUICK).parts[W_U]), "pseudo-labels are not"
     with pytest.raises(ValueError, match="nothing to train"):
-        device.train(settings, residuals_only=True)
+        device.train(settings, stage="residuals")
 
 
 def test_without_proximity_the_supervised_dual_does_not_see_the_other(device: Device) -> None:

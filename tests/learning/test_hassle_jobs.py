@@ -10,11 +10,12 @@ import pytest
 
 from fedbac_edge import config
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation import Federation, HassleTable
 from fedbac_edge.learning.hassle import HassleSettings, roles_needed
 from fedbac_edge.learning.jobs import JobError, perform
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.methods import method
+from fedbac_edge.methods.hassle import stage
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import digest, pack, unpack
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Trained, TrainJob
@@ -92,6 +93,15 @@ def test_round_one_trains_residuals_alone() -> None:
     assert set(with_duals.parts) == {"supervised", "unsupervised"}
 
 
+def test_with_the_papers_pairing_rounds_take_turns() -> None:
+    paper = 'pairing = "paper"'
+    assert set(run(40, 50, round=3, table=paper).parts) == {"residual-s", "residual-u"}
+    duals = run(40, 50, round=4, table=paper)
+    assert set(duals.parts) == {"supervised", "unsupervised"}
+    assert (duals.samples, duals.unlabelled, duals.data) == (90, 50, 90)
+    assert duals.parts == {role: run(40, 50, round=4).parts[role] for role in duals.parts}, "the same base"
+
+
 def test_residuals_are_small_networks() -> None:
     used = method(federation())
     networks = used.architectures(architecture("lenet", (1, 16, 16), 4))
@@ -137,6 +147,11 @@ def test_a_device_fetches_at_least_what_its_losses_read() -> None:
         text = f'teacher = "{teacher}"\nalign_residuals = {str(aligned).lower()}\ngamma = {gamma}'
         used = method(federation(text))
         settings = HassleSettings(teacher=teacher, align_residuals=aligned, gamma=gamma)
+        paper = method(federation(f'{text}\npairing = "paper"')) if aligned else used
         for labelled, unlabelled in ((5, 0), (0, 5), (5, 5)):
             read = roles_needed(settings, labelled > 0, unlabelled > 0)
             assert set(read) <= set(used.needed(2, labelled + unlabelled, unlabelled))
+            for round in (1, 2) if aligned else ():
+                half = stage(HassleTable(pairing="paper"), round)
+                read = roles_needed(settings, labelled > 0, unlabelled > 0, half)
+                assert set(read) <= set(paper.needed(round, labelled + unlabelled, unlabelled))

@@ -58,6 +58,26 @@ def test_a_device_trains_the_kinds_it_holds_and_fetches_what_their_losses_read(
         assert set(used.needed(round, labelled + unlabelled, unlabelled)) == fetched
 
 
+@pytest.mark.parametrize(
+    ("labelled", "unlabelled", "odd", "even"),
+    [
+        # (trained, fetched) in rounds of residuals and in rounds of duals; r_S with w_S judges in both
+        (7, 0, ({"residual-s"}, DUALS | {"residual-s"}), ({"supervised"}, DUALS | {"residual-s"})),
+        (0, 5, ({"residual-u"}, DUALS | RESIDUALS), ({"unsupervised"}, DUALS | {"residual-s"})),
+        (7, 5, (RESIDUALS, DUALS | RESIDUALS), (DUALS, DUALS | {"residual-s"})),
+    ],
+)
+def test_with_the_papers_pairing_residuals_and_duals_train_in_turn(
+    labelled: int, unlabelled: int, odd: tuple[set[str], set[str]], even: tuple[set[str], set[str]]
+) -> None:
+    used = method(federation('[hassle]\npairing = "paper"'))
+    counts = (labelled + unlabelled, unlabelled)
+    for round, (trained, fetched) in ((1, odd), (2, even), (3, odd), (4, even), (101, odd)):
+        assert set(used.trained(round, *counts)) == trained
+        assert set(used.needed(round, *counts)) == fetched
+    assert used.views == method(federation()).views
+
+
 def test_the_teacher_with_residual_reads_the_other_residual_too() -> None:
     used = method(federation('[hassle]\nteacher = "with-residual"'))
     assert set(used.needed(2, 7, 0)) == DUALS | RESIDUALS
@@ -97,3 +117,12 @@ def test_the_table_belongs_to_this_method() -> None:
         federation("[hassle]\ngamma = 0.1", name="hierfavg")
     with pytest.raises(FederationError, match="gamma"):
         federation("[hassle]\ngamma = -0.1")
+
+
+def test_a_pairing_that_cannot_be_is_refused() -> None:
+    with pytest.raises(
+        FederationError, match=r'\[hassle\] pairing is one of "download", "paper", not "papr"'
+    ):
+        federation('[hassle]\npairing = "papr"')
+    with pytest.raises(FederationError, match=r"align_residuals = false leaves them out"):
+        federation('[hassle]\npairing = "paper"\nalign_residuals = false')

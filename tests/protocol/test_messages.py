@@ -286,6 +286,28 @@ def test_a_specification_in_version_1_has_no_setting_that_it_did_not_have() -> N
     }
 
 
+def test_a_later_setting_of_hassle_is_silent_at_its_default_and_refused_by_name_otherwise() -> None:
+    """Software of the first days of version 2 has no `pairing`: it reads the default, and nothing else."""
+    known = [field for field in msgspec.structs.fields(HassleTable) if field.name != "pairing"]
+    older = msgspec.defstruct(
+        "Older", [(field.name, field.type, field.default) for field in known], forbid_unknown_fields=True
+    )
+
+    def written(table: HassleTable) -> dict[str, Any]:
+        federation = msgspec.structs.replace(DESCRIBED, hassle=table)
+        payload = encode(Spec(federation=federation, instance="0badcafe", software=""))
+        assert decode(payload, Spec).federation == federation
+        envelope = msgspec.msgpack.decode(payload)
+        assert envelope["v"] == 2
+        found: dict[str, Any] = envelope["m"]["federation"]["hassle"]
+        return found
+
+    assert set(written(HassleTable())) == {field.name for field in known}
+    assert msgspec.convert(written(HassleTable(gamma=0.5)), older) == older(gamma=0.5)
+    with pytest.raises(msgspec.ValidationError, match="unknown field `pairing`"):
+        msgspec.convert(written(HassleTable(pairing="paper")), older)
+
+
 @pytest.mark.parametrize(
     ("table", "change"),
     [

@@ -132,23 +132,29 @@ def test_rows_say_what_was_sent(undisturbed: Path) -> None:
         assert 0 <= row.accuracy <= 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "options"), [*((method, {}) for method in METHODS), ("hassle", {"pairing": "paper"})]
+)
 def test_every_method_learns_from_clients_of_every_kind(
-    method: str, make_bench: Callable[..., Bench], make_client: Callable[[int, int], Client]
+    method: str,
+    options: dict[str, str],
+    make_bench: Callable[..., Bench],
+    make_client: Callable[[int, int], Client],
 ) -> None:
     """Fully, partially and not labelled, each smaller than a batch, and a round of one kind alone."""
-    bench, made = make_bench(), method_of(method, {})
+    bench, made = make_bench(), method_of(method, options)
     state = made.begin(bench)
     kinds = {0: (20, 0), 1: (5, 15), 2: (0, 20)}
     for round in range(0 if made.opening else 1, 3):
-        answers = {}
-        for number, (labelled, unlabelled) in kinds.items():
-            holding = Holding(number, labelled, unlabelled)
-            if made.draws(holding) and not (round == 2 and labelled):
-                parts = made.download(bench, state, holding, round)
-                client = make_client(labelled, unlabelled)
-                answers[number] = made.learn(bench, parts, client, round)
-        state = made.fold(bench, state, answers, round)
+        for exchange in made.exchanges(round):
+            answers = {}
+            for number, (labelled, unlabelled) in kinds.items():
+                holding = Holding(number, labelled, unlabelled)
+                if made.draws(holding) and not (round == 2 and labelled):
+                    parts = exchange.download(bench, state, holding, round)
+                    client = make_client(labelled, unlabelled)
+                    answers[number] = exchange.learn(bench, parts, client, round)
+            state = exchange.fold(bench, state, answers, round)
     for view in made.views(state).values():
         for name, _ in view:
             assert set(state[name]) == set(made.architecture(bench, name).schema())
@@ -162,8 +168,9 @@ def test_without_labels_in_a_round_what_labels_teach_stays(
     bench, made = make_bench(), method_of(method, {})
     state = made.begin(bench)
     holding = Holding(2, 0, 40)
-    answer = made.learn(bench, made.download(bench, state, holding, 1), make_client(0, 40), 1)
-    after = made.fold(bench, state, {2: answer}, 1)
+    (exchange,) = made.exchanges(1)
+    answer = exchange.learn(bench, exchange.download(bench, state, holding, 1), make_client(0, 40), 1)
+    after = exchange.fold(bench, state, {2: answer}, 1)
     assert _same(after[kept], state[kept])
     assert any(not _same(after[name], state[name]) for name in answer.parts)
 
@@ -223,5 +230,6 @@ def test_answers_are_weighted_by_kind(make_bench: Callable[..., Bench]) -> None:
     state = made.begin(bench)
     a, b = (bench.model.init(np.random.default_rng(k)) for k in (1, 2))
     answers = {0: Answer({"model": a}, {"model": 30}, 0, 1), 3: Answer({"model": b}, {"model": 10}, 0, 1)}
-    mean = made.fold(bench, state, answers, 1)["model"]["fc1.weight"]
+    (exchange,) = made.exchanges(1)
+    mean = exchange.fold(bench, state, answers, 1)["model"]["fc1.weight"]
     np.testing.assert_allclose(mean, 0.75 * a["fc1.weight"] + 0.25 * b["fc1.weight"], atol=1e-6)

@@ -206,6 +206,59 @@ def test_a_beginning_without_run_json_leaves_its_split_to_nobody(
     assert Annotation.load(tmp_path / "annotation.npz").setting == what.cut.annotation
 
 
+def paper() -> Scenario:
+    return scenario(hassle=HassleTable(residual_steps=10, pairing="paper"), rounds=4)
+
+
+def losses(row: journal.Row) -> dict[str, float]:
+    """Of the served model, by server."""
+    return {name: server.loss for name, server in row.servers.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_paper(
+    data: Path, pool: Pool, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, run.Result]:
+    folder = tmp_path_factory.mktemp("paper")
+    return folder, run.simulate(paper(), folder, data, pool)
+
+
+def test_the_papers_pairing_gives_the_same_bits_with_any_number_of_workers(
+    data: Path, undisturbed_paper: tuple[Path, run.Result], tmp_path: Path
+) -> None:
+    with Pool(1) as one:
+        assert run.simulate(paper(), tmp_path, data, one) == undisturbed_paper[1]
+    assert figures(tmp_path) == figures(undisturbed_paper[0])
+
+
+def test_the_papers_pairing_serves_a_pair_for_two_rounds(undisturbed_paper: tuple[Path, run.Result]) -> None:
+    """Residuals train beside duals that are served with them until there are new residuals."""
+    rows = [row for row in journal.read(undisturbed_paper[0] / "metrics.jsonl") if row.phase == "train"]
+    assert [row.round for row in rows] == [1, 2, 3, 4]
+    for odd, even in ((rows[0], rows[1]), (rows[2], rows[3])):
+        assert odd.views == even.views
+        assert losses(odd) == losses(even)
+        assert even.traffic.sent_up > 5 * odd.traffic.sent_up > 0, "duals are larger"
+    assert losses(rows[1]) != losses(rows[2])
+
+
+@pytest.mark.parametrize("breaks_after", [1, 2, 3])
+def test_a_run_with_the_papers_pairing_goes_on_to_the_same_bits(
+    data: Path, pool: Pool, undisturbed_paper: tuple[Path, run.Result], tmp_path: Path, breaks_after: int
+) -> None:
+    def stop(row: journal.Row) -> None:
+        if row.round == breaks_after:
+            raise PoolError("broken off")
+
+    with pytest.raises(PoolError, match="broken off"):
+        run.simulate(paper(), tmp_path, data, pool, tell=stop)
+    kept = journal.read(tmp_path / "metrics.jsonl")[:-1]  # as if killed before this line was written
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in kept)
+    (tmp_path / "metrics.jsonl").write_bytes(lines)
+    assert run.simulate(paper(), tmp_path, data, pool, resume=True) == undisturbed_paper[1]
+    assert figures(tmp_path) == figures(undisturbed_paper[0])
+
+
 def test_without_residuals_the_duals_train_from_round_one(data: Path, pool: Pool, tmp_path: Path) -> None:
     what = scenario(hassle=HassleTable(align_residuals=False), rounds=2)
     result = run.simulate(what, tmp_path, data, pool)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedbac_edge.federation import Federation
+from fedbac_edge.methods import method
 from fedbac_edge.parts import Part, unpack
 from fedbac_edge.protocol import gate
 from fedbac_edge.protocol.generations import of_view
@@ -61,6 +62,73 @@ def test_round_one_trains_residuals_only_and_the_duals_stay(build: Build, federa
     assert {role for role in before if before[role] != after[role]} == set(RESIDUALS)
     assert fleet.run_to_round(3)
     assert all(fleet.hashes()[role] != after[role] for role in before)
+
+
+@pytest.fixture(scope="module")
+def paper(settings: Build) -> Federation:
+    found: Federation = settings(rounds=4, more=f'{HASSLE}\n[hassle]\npairing = "paper"', head="seed = 3")
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed_paper(build: Build, paper: Federation) -> Any:
+    fleet = fleet_of(build, paper)
+    assert fleet.run()
+    return fleet
+
+
+def test_with_the_papers_pairing_rounds_take_turns_and_views_pair_what_was_trained_together(
+    build: Build, paper: Federation
+) -> None:
+    """SM and UM after each round: the duals that the newest residuals learned beside, and these."""
+    fleet, used = fleet_of(build, paper), method(paper)
+    assert fleet.run_to_round(1)
+    after = [fleet.hashes()]
+    for ended, then in (
+        (1, (2, "training")),
+        (2, (3, "training")),
+        (3, (4, "training")),
+        (4, (4, "evaluating")),
+    ):
+        assert fleet.run_to_round(*then)
+        newest, cloud = fleet.hashes(), fleet.cloud
+        after.append(newest)
+        changed = {role for role in newest if newest[role] != after[ended - 1][role]}
+        assert changed == (set(RESIDUALS) if ended % 2 else set(DUALS))
+        beside = after[(ended - 1) // 2 * 2]  # with these duals the newest residuals were trained
+        for view in used.views:
+            served = of_view(used, view, cloud.parts, cloud.previous, 0)
+            for role, ref in served.items():
+                assert ref.hash == (newest if role in RESIDUALS else beside)[role], (ended, view.name, role)
+                assert ref.hash in fleet.world.processes["cloud"].store.blobs
+
+
+def test_with_the_papers_pairing_a_void_round_serves_what_is_newest(build: Build, settings: Build) -> None:
+    """Nobody answers in round 3: the duals of round 2 have no residuals of their own yet, and are served."""
+    more = f'{HASSLE}\n[hassle]\npairing = "paper"'
+    federation = settings(
+        rounds=4,
+        more=more,
+        deadlines="deadline_min_s = 100\ndeadline_max_s = 100\ngather_s = 50\nevaluation_deadline_s = 100",
+    )
+    fleet = fleet_of(build, federation)
+    assert fleet.run_to_round(3)
+    newest = fleet.hashes()
+    for name in DEVICES:
+        fleet.world.crash(name, restart_s=1e6)
+    assert fleet.world.run(lambda: fleet.cloud.void, limit_s=fleet.world.now + 1000)
+    used, cloud = method(federation), fleet.cloud
+    served = of_view(used, used.served_view, cloud.parts, cloud.previous, 0)
+    assert {role: ref.hash for role, ref in served.items()} == newest
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_faults_do_not_change_a_bit_with_the_papers_pairing(
+    build: Build, paper: Federation, undisturbed_paper: Any, seed: int
+) -> None:
+    fleet = fleet_of(build, paper, BAD_DAY, seed)
+    assert fleet.run()
+    assert fleet.hashes() == undisturbed_paper.hashes()
 
 
 def test_every_device_counts_in_every_round_and_trains_its_kinds(undisturbed: Any) -> None:
