@@ -126,6 +126,14 @@ def test_a_device_without_labels_is_killed_in_its_rounds(tmp_path: Path) -> None
 
 
 @pytest.mark.soak
+def test_every_role_is_killed_while_residuals_and_duals_take_turns(tmp_path: Path) -> None:
+    """HASSLE with the paper's pairing: which roles an update has depends on the round."""
+    shape: trials.Shape = (1, 3, 4, "int8", "hassle/paper")
+    killed = campaign(shape, lives=5, seed=2, folder=tmp_path, timeout=300)
+    assert min(killed.values()) >= 1, killed
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(5))
 def test_hundreds_of_kills(tmp_path: Path, seed: int, record: Callable[[str], None]) -> None:
     began = time.monotonic()
