@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,18 +93,18 @@ def semi(
                 study = _study(method, **options)
             place = path or official.locate(study.data, "--path")
             out = out or Path("runs") / f"{study.data}-{study.method}-seed{study.seed}"
-            say = _json if as_json else _line
-            if not as_json:
-                click.echo(_heading(study, out))
-            result = run(
-                study,
-                out,
-                place,
-                workers or available_cores(),
-                resume=resume,
-                tell=lambda row: say(row),
-            )
-            _tell_result(result, out, as_json)
+            with _showing(study, as_json) as view:
+                view.began(study, out)
+                result = run(
+                    study,
+                    out,
+                    place,
+                    workers or available_cores(),
+                    resume=resume,
+                    tell=view.row,
+                    watch=view.went_on,
+                )
+                view.ended(result, out)
     except StudyError as error:
         raise Misconfigured(str(error)) from error
     except StudyFailed as error:
@@ -128,38 +131,83 @@ def _study(method: str, settings: tuple[str, ...], **options: Any) -> Study:
     return check_whole(Study(method=method, training=training, options=own, **options))
 
 
-def _heading(study: Study, out: Path) -> str:
-    return (
-        f"{study.method} on {study.data}: {study.clients} clients, {study.selected} in each of "
-        f"{study.rounds} rounds, {100 * study.labels:g} % labelled ({study.setting}), alpha {study.alpha:g}, "
-        f"seed {study.seed} -> {out}\n"
-        "round  clients  steps     up  seconds  accuracy"
-    )
+class _Lines:
+    """A line per round."""
 
+    def say(self, text: str) -> None:
+        click.echo(text)
 
-def _line(row: Row) -> None:
-    scores = "  ".join(f"{name} {100 * score.accuracy:.2f}" for name, score in row.views.items())
-    click.echo(
-        f"{row.round:>5}  {len(row.clients):>7}  {row.steps:>5}  {row.up_bytes / 1e6:>2.1f} MB  "
-        f"{row.wall_s:>7.1f}  {scores}"
-    )
-
-
-def _json(row: Row) -> None:
-    import msgspec
-
-    click.echo(json.dumps({"event": "round", **msgspec.to_builtins(row)}))
-
-
-def _tell_result(result: Result, out: Path, as_json: bool) -> None:
-    import msgspec
-
-    if as_json:
-        click.echo(json.dumps({"event": "result", "out": str(out), **msgspec.to_builtins(result)}))
-        return
-    for name, figures in result.views.items():
-        click.echo(
-            f"{name}: accuracy {100 * figures.last:.2f} % "
-            f"(mean of the last ten rounds {100 * figures.last_ten:.2f} %)"
+    def began(self, study: Study, out: Path) -> None:
+        self.say(
+            f"{study.method} on {study.data}: {study.clients} clients, {study.selected} in each of "
+            f"{study.rounds} rounds, {100 * study.labels:g} % labelled ({study.setting}), alpha "
+            f"{study.alpha:g}, seed {study.seed} -> {out}"
         )
-    click.echo(f"models {result.hash}")
+        self.say("round  clients  steps     up  seconds  accuracy")
+
+    def went_on(self, done: int, total: int) -> None:
+        """Only a terminal has room for what goes on inside a round."""
+
+    def row(self, row: Row) -> None:
+        scores = "  ".join(f"{name} {100 * score.accuracy:.2f}" for name, score in row.views.items())
+        self.say(
+            f"{row.round:>5}  {len(row.clients):>7}  {row.steps:>5}  {row.up_bytes / 1e6:>2.1f} MB  "
+            f"{row.wall_s:>7.1f}  {scores}"
+        )
+
+    def ended(self, result: Result, out: Path) -> None:
+        for name, figures in result.views.items():
+            self.say(
+                f"{name}: accuracy {100 * figures.last:.2f} % "
+                f"(mean of the last ten rounds {100 * figures.last_ten:.2f} %)"
+            )
+        self.say(f"models {result.hash}")
+
+
+class _Terminal(_Lines):
+    """The lines above bars: of the rounds with the time left, and of a round that lasts, client by client."""
+
+    def __init__(self, rounds: int) -> None:
+        from fedbac_edge.commands.progress import Bars
+
+        self.bars = Bars(rounds, "this round")
+
+    def say(self, text: str) -> None:
+        self.bars.say(text)
+
+    def went_on(self, done: int, total: int) -> None:
+        self.bars.went_on(done, total)
+
+    def row(self, row: Row) -> None:
+        super().row(row)
+        self.bars.ended(row.round)
+
+
+class _Json(_Lines):
+    """One object per line: {"event": "round" | "result", ...}."""
+
+    def began(self, study: Study, out: Path) -> None:
+        pass
+
+    def row(self, row: Row) -> None:
+        self._event("round", {}, row)
+
+    def ended(self, result: Result, out: Path) -> None:
+        self._event("result", {"out": str(out)}, result)
+
+    def _event(self, event: str, more: dict[str, Any], value: Any) -> None:
+        import msgspec
+
+        self.say(json.dumps({"event": event, **more, **msgspec.to_builtins(value)}))
+
+
+@contextlib.contextmanager
+def _showing(study: Study, as_json: bool) -> Iterator[_Lines]:
+    if as_json:
+        yield _Json()
+    elif sys.stdout.isatty():
+        view = _Terminal(study.rounds)
+        with view.bars:
+            yield view
+    else:
+        yield _Lines()

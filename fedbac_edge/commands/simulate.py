@@ -247,28 +247,16 @@ class _Terminal(_Lines):
     """The lines above a bar with the time left."""
 
     def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from fedbac_edge.commands.progress import Bars
 
-        self._console = Console(highlight=False)
-        self.progress = Progress(
-            TextColumn("rounds"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=self._console,
-            transient=True,
-            speed_estimate_period=600.0,
-        )
-        self._task = self.progress.add_task("", total=total)
+        self.bars = Bars(total)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self.bars.say(text)
 
     def row(self, row: Row) -> None:
         super().row(row)
-        self.progress.update(self._task, completed=row.round)
+        self.bars.ended(row.round)
 
 
 class _Json:
@@ -298,7 +286,7 @@ def _showing(scenario: Scenario, as_json: bool) -> Iterator[_View]:
         yield _Json()
     elif sys.stdout.isatty():
         view = _Terminal(total)
-        with view.progress:
+        with view.bars:
             yield view
     else:
         yield _Lines()

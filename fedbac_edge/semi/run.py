@@ -36,7 +36,7 @@ from fedbac_edge.parts import digest, pack
 from fedbac_edge.semi.hall import Hall, lay_out
 from fedbac_edge.semi.method import State, method_of
 from fedbac_edge.semi.rows import Row, opened
-from fedbac_edge.semi.server import rounds
+from fedbac_edge.semi.server import Watch, rounds, unwatched
 from fedbac_edge.semi.study import Study, StudyError, check
 from fedbac_edge.semi.workers import Workers
 from fedbac_edge.simulation import folder as run_folder
@@ -96,8 +96,11 @@ def run(
     *,
     resume: bool = False,
     tell: Callable[[Row], None] = lambda row: None,
+    watch: Watch = unwatched,
 ) -> Result:
-    """Run `study` on the data set at `data` into `folder`; `tell` gets each row as it is written.
+    """Run `study` on the data set at `data` into `folder`.
+
+    `tell` gets each row as it is written, `watch` is told what goes on inside a round.
 
     With `resume` an unfinished run of the same study goes on, a finished one gives its result. Raises
     StudyError (the folder holds another run, or one and not `resume`), StudyFailed and DataError.
@@ -137,7 +140,7 @@ def run(
                 _store(folder / "state.safetensors", state, row.round)
                 tell(row)
 
-            state = rounds(hall, pool, state, last + 1, keep)
+            state = rounds(hall, pool, state, last + 1, keep, watch)
             result = _result(hall, state, table.rows)
         (folder / "models").mkdir(exist_ok=True)
         for name in result.parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 
 from fedbac_edge.parts import Part, is_finite
@@ -12,6 +13,13 @@ from fedbac_edge.semi.method import Answer, Bench, Holding, Method, State
 from fedbac_edge.semi.rows import Row, Score, size
 from fedbac_edge.semi.study import StudyError, StudyFailed
 from fedbac_edge.semi.workers import Workers, done
+
+Watch = Callable[[int, int], None]
+"""Told (answers that are there, answers of the whole round): when a round begins, and with each answer."""
+
+
+def unwatched(done: int, total: int) -> None:
+    """Nobody watches."""
 
 
 def drawn(bench: Bench, method: Method, holdings: tuple[Holding, ...], count: int, round: int) -> list[int]:
@@ -41,7 +49,9 @@ class _Tally:
         self.answers.append(answer)
 
 
-def one_round(hall: Hall, workers: Workers, state: State, round: int) -> tuple[State, Row]:
+def one_round(
+    hall: Hall, workers: Workers, state: State, round: int, watch: Watch = unwatched
+) -> tuple[State, Row]:
     """One round: (the server's new memory, its row). Raises StudyFailed when training diverges."""
     began = time.perf_counter()
     method, bench, holdings = hall.method, hall.bench, hall.holdings
@@ -49,9 +59,15 @@ def one_round(hall: Hall, workers: Workers, state: State, round: int) -> tuple[S
     # The longest work first; the order of answers is that of the numbers whatever happens.
     heavy = sorted(numbers, key=lambda n: -(holdings[n].labelled + holdings[n].unlabelled))
     tally = _Tally(held={number: {} for number in numbers})
-    for index, exchange in enumerate(method.exchanges(round)):
+    exchanges = method.exchanges(round)
+    total = len(exchanges) * len(numbers)
+    watch(0, total)
+    for index, exchange in enumerate(exchanges):
         needed = {number: exchange.download(bench, state, holdings[number], round) for number in numbers}
         futures = {number: workers.learn(number, needed[number], round, index) for number in heavy}
+        for count, future in enumerate(as_completed(futures.values()), 1):
+            done(future)  # a failure is known at once
+            watch(index * len(numbers) + count, total)
         answers = {number: done(futures[number]) for number in numbers}
         _check_finite(answers, round)
         for number, answer in answers.items():
@@ -94,9 +110,10 @@ def rounds(
     state: State,
     first: int,
     keep: Callable[[State, Row], None],
+    watch: Watch = unwatched,
 ) -> State:
-    """All rounds from `first` on; `keep` gets each as it ends."""
+    """All rounds from `first` on; `keep` gets each as it ends, `watch` is told what goes on inside."""
     for round in range(first, hall.study.rounds + 1):
-        state, row = one_round(hall, workers, state, round)
+        state, row = one_round(hall, workers, state, round, watch)
         keep(state, row)
     return state

@@ -169,11 +169,14 @@ def test_rows_count_both_exchanges(hall: Hall, undisturbed: tuple[Path, Result])
 def test_any_number_of_workers_and_a_resumption_give_the_same_models(
     data: Path, study: Study, undisturbed: tuple[Path, Result], tmp_path: Path
 ) -> None:
+    heard: list[tuple[int, int]] = []
+
     def stop(row: Row) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        run(study, tmp_path / "broken", data, 1, tell=stop)
+        run(study, tmp_path / "broken", data, 1, tell=stop, watch=lambda *news: heard.append(news))
+    assert heard == [(done, 12) for done in range(13)], "of both exchanges of a round"
     assert run(study, tmp_path / "broken", data, 2, resume=True) == undisturbed[1]
 
 
