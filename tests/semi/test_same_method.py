@@ -45,17 +45,19 @@ HASSLE: dict[str, Any] = {
     "gamma": 0.01,
     "tau_s": 1.5,
     "tau_u": 1.2,
-    "residual_steps": 5,
+    "residual_steps": 20,
     "residual_weight_decay": 0.001,
 }
 TRAINING: dict[str, Any] = {
     "epochs": 3,
     "batch_size": 1000,
-    "learning_rate": 0.05,
+    "learning_rate": 0.03,
     "momentum": 0.9,
     "clip_norm": 1.0,
 }
-ATOL = 2e-5
+ATOL = 2e-4
+"""Here they differ by 6e-8; a sum in another order may turn the choice of a pooling, which moves 4e-5. The
+residuals of the wrong round move 1e-2."""
 
 
 def federation(pairing: Pairing) -> Federation:
@@ -131,9 +133,9 @@ def test_both_laboratories_come_to_the_same_parts(
     for role, part in fleet.items():
         for name, tensor in part.items():
             np.testing.assert_allclose(flat[role][name], tensor, atol=ATOL, err_msg=f"{role} {name}")
-            assert np.abs(tensor - start[role][name]).max() > 30 * ATOL, f"{role} {name} hardly moves"
+            assert np.abs(tensor - start[role][name]).max() > 5 * ATOL, f"{role} {name} hardly moves"
     halves = len(fleet_rows) // len(flat_rows)
     for number, row in enumerate(flat_rows):
         for same in fleet_rows[halves * number : halves * (number + 1)]:
-            for view, score in row.views.items():  # the last bits may turn one of 200 pictures
-                assert same.views[view] == pytest.approx(score.accuracy, abs=0.0051), (row.round, view)
+            for view, score in row.views.items():  # the last bits may turn two of 200 pictures
+                assert same.views[view] == pytest.approx(score.accuracy, abs=0.0101), (row.round, view)
