@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +15,7 @@ from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE, given, json_option
 
 if TYPE_CHECKING:
+    from fedbac_edge.simulation.engine import Engine
     from fedbac_edge.simulation.journal import Row
     from fedbac_edge.simulation.scenario import Scenario
 
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
 @click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any setting; may repeat.")
 @click.option("--allow-tiny", is_flag=True, help="Accept servers with under 100 test samples.")
 @click.option("--workers", type=click.IntRange(1), help="Processes. [default: one per usable core]")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where they run: on this machine, or on a Ray cluster ('fedbac-edge[ray]').",
+)
+@click.option("--ray-address", metavar="HOST:PORT", help="[default: RAY_ADDRESS, else a Ray of its own]")
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/PRESET-METHOD-SEED]")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @json_option("JSON lines instead of a table.")
@@ -47,6 +57,8 @@ def simulate(
     out: Path | None,
     resume: bool,
     workers: int | None,
+    engine: str,
+    ray_address: str | None,
     **options: Any,
 ) -> None:
     """Simulate a federation: every device, gateway and the cloud, on a virtual clock.
@@ -66,12 +78,16 @@ def simulate(
       fedbac simulate paper/cifar10-0.5 --rounds 10 --set cut.samples=5000
     Example: a fleet's own description and data
       fedbac simulate federation.toml --data photos.npz --faults drop=0.1,crash=0.02
+    Example: on the machines of a Ray cluster, from one of them
+      fedbac simulate paper/fashion-mnist-0.1 --engine ray --ray-address auto
     """
     from fedbac_edge.simulation import run
-    from fedbac_edge.simulation.pool import Pool, PoolError
+    from fedbac_edge.simulation.engine import PoolError
     from fedbac_edge.simulation.scenario import ScenarioError
 
     as_json, data = options.pop("as_json"), options.pop("data")
+    if ray_address is not None and engine != "ray":
+        raise click.UsageError("--ray-address goes only with --engine ray")
     try:
         with explained():
             if what is None:
@@ -84,9 +100,13 @@ def simulate(
                 scenario = _scenario(what, data, **options)
             out = out or _folder(scenario)
             place = _data(scenario, data)
-            with Pool(workers) as pool, _showing(scenario, as_json) as view:
-                view.began(scenario, out, pool.workers)
-                result = run.simulate(scenario, out, place, pool, resume=resume, tell=view.row)
+            with (
+                contextlib.closing(_engine(engine, workers, ray_address)) as started,
+                _terminable(),
+                _showing(scenario, as_json) as view,
+            ):
+                view.began(scenario, out, started.workers)
+                result = run.simulate(scenario, out, place, started, resume=resume, tell=view.row)
                 view.ended(result, out)
     except ScenarioError as error:
         raise Misconfigured(str(error)) from error
@@ -94,6 +114,33 @@ def simulate(
         raise Failed(str(error)) from error
     except KeyboardInterrupt:
         raise Failed(f"stopped; `fedbac simulate --resume --out {out}` goes on") from None
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM is as good as Ctrl-C: the engine's processes are ended, and how to go on is said."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _engine(name: str, workers: int | None, address: str | None) -> Engine:
+    if name == "local":
+        from fedbac_edge.simulation.pool import Pool
+
+        return Pool(workers)
+    from fedbac_edge.simulation.ray_engine import NoRay, RayEngine
+
+    try:
+        return RayEngine(workers, address)
+    except NoRay as error:
+        raise Misconfigured(str(error)) from error
 
 
 def _scenario(

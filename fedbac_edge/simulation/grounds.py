@@ -7,6 +7,7 @@ piece, so are its held-out ones, those of all devices of a gateway together, and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.federation import Federation
 
 PLAN = "plan.json"
+FILES = ("train_x", "train_y", "test_x", "test_y")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -50,6 +52,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Gateway -> its share of the test set."""
 
 
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """All samples of both sets: x uint8 (N, H, W, C), y int64 (N,) of each. Maps of files, or arrays."""
+
+    train_x: npt.NDArray[np.uint8]
+    train_y: npt.NDArray[np.int64]
+    test_x: npt.NDArray[np.uint8]
+    test_y: npt.NDArray[np.int64]
+
+    def at(self, place: Place) -> Samples:
+        """Views, not copies."""
+        x, y = (self.train_x, self.train_y) if place.set == "train" else (self.test_x, self.test_y)
+        return Samples(x[place.start : place.stop], y[place.start : place.stop])
+
+
+def opened(folder: Path) -> Sets:
+    """The sets that were laid out there, as maps."""
+    return Sets(**{name: _open(folder / f"{name}.npy") for name in FILES})
+
+
 class Grounds:
     """A laid-out data set, and the federation that learns on it in MessagePack, as it goes to workers."""
 
@@ -68,8 +90,7 @@ class Grounds:
 
     def samples(self, place: Place) -> Samples:
         """Views of the maps, not copies."""
-        x, y = self._train if place.set == "train" else self._test
-        return Samples(x[place.start : place.stop], y[place.start : place.stop])
+        return self.sets.at(place)
 
     def counts(self, device: str) -> tuple[int, int]:
         """Samples that a device trains on, and those of them without labels."""
@@ -77,12 +98,9 @@ class Grounds:
         return len(own), int(np.count_nonzero(own.y == UNLABELLED))
 
     @cached_property
-    def _train(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        return _open(self.folder / "train_x.npy"), _open(self.folder / "train_y.npy")
-
-    @cached_property
-    def _test(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        return _open(self.folder / "test_x.npy"), _open(self.folder / "test_y.npy")
+    def sets(self) -> Sets:
+        """All samples, as maps of the files."""
+        return opened(self.folder)
 
 
 def lay_out(

@@ -1,4 +1,4 @@
-"""A whole federation on one machine: the nodes of the field on a virtual clock, their jobs in a pool.
+"""A whole federation on one machine: the nodes of the field on a virtual clock, their jobs with workers.
 
 All jobs of a round run side by side; each result is waited for at the virtual time at which it is due, so
 events come in one order whatever the number of workers. Stores are files: a laboratory that was killed boots
@@ -27,10 +27,10 @@ from fedbac_edge.protocol.engine import Event, Job, JobFailed, TrainJob
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.randomness import generator
 from fedbac_edge.simulation.drift import plan_at, round_of
+from fedbac_edge.simulation.engine import Engine, PoolError, event_of
 from fedbac_edge.simulation.grounds import NOTHING, Grounds, Plan
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.observer import Observer
-from fedbac_edge.simulation.pool import Pool, PoolError, event_of
 from fedbac_edge.simulation.scenario import Scenario
 from fedbac_edge.simulation.world import Process, Worker, World
 from fedbac_edge.store import Store
@@ -44,8 +44,8 @@ SCORED_PER_S = 10_000.0
 class Laboratory:
     """One simulation. `stores` is the folder of its processes' stores."""
 
-    def __init__(self, scenario: Scenario, grounds: Grounds, pool: Pool, stores: Path) -> None:
-        self._scenario, self._grounds, self._pool = scenario, grounds, pool
+    def __init__(self, scenario: Scenario, grounds: Grounds, engine: Engine, stores: Path) -> None:
+        self._scenario, self._grounds, self._engine = scenario, grounds, engine
         self._folder = stores
 
     def run(self, journal: Journal, tell: Callable[[Row], None] = lambda row: None) -> dict[str, bytes]:
@@ -54,7 +54,7 @@ class Laboratory:
             world = self._world(stores)
             cloud = world.processes["cloud"]
             observer = Observer(
-                self._scenario.federation, self._grounds, self._plan, self._pool, stores, journal, tell
+                self._scenario.federation, self._grounds, self._plan, self._engine, stores, journal, tell
             )
             if stores["cloud"].read("machine") is not None:
                 world.run(lambda: cloud.node is not None)
@@ -120,7 +120,7 @@ class Laboratory:
         return world
 
     def _worker(self, world: World, gateway: str, device: str = "") -> Worker:
-        """Does the jobs of one process: hands them to the pool, and waits when their time has come.
+        """Does the jobs of one process: hands them to the engine, and waits when their time has come.
 
         A gateway's jobs are on its test partition, a `device`'s on its own samples; a device may give a job
         up or be slow with it, by draws of its own for each job.
@@ -138,7 +138,7 @@ class Laboratory:
                     return seconds / 2, JobFailed(job.id, "dropped out, as simulated")
                 if is_slow < faults.straggle:
                     seconds += faults.slow_s
-            future = self._pool.submit(
+            future = self._engine.submit(
                 job, store.blobs, self._grounds, samples, holdout, due=world.now + seconds
             )
             return seconds, lambda: event_of(future, job)

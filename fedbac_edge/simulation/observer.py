@@ -1,8 +1,8 @@
 """Measures a running federation from outside: test accuracies that no machine of it ever sees.
 
-After every cloud aggregation the served model of each server is scored on that server's test partition, in
-the pool, while the next round already trains. Everything else of a row comes from the ledgers. A round's row
-is written before the next aggregation is looked at, so that after a kill at most the two generations of
+After every cloud aggregation the served model of each server is scored on that server's test partition, by
+the engine, while the next round already trains. Everything else of a row comes from the ledgers. A round's
+row is written before the next aggregation is looked at, so that after a kill at most the two generations of
 parts that the cloud keeps are without one.
 """
 
@@ -23,9 +23,9 @@ from fedbac_edge.protocol.engine import Evaluated, EvaluateJob
 from fedbac_edge.protocol.generations import of_view
 from fedbac_edge.protocol.messages import NO_SCORE, PartRef, RoundSummary, Score
 from fedbac_edge.simulation import traffic
+from fedbac_edge.simulation.engine import Engine, PoolError, Reply, event_of
 from fedbac_edge.simulation.grounds import Grounds, Place, Plan
 from fedbac_edge.simulation.journal import Journal, Row, Server, measured, training_row
-from fedbac_edge.simulation.pool import Pool, PoolError, Reply, event_of
 from fedbac_edge.store import Store
 
 
@@ -46,14 +46,14 @@ class Observer:
         federation: Federation,
         grounds: Grounds,
         plan: Callable[[int], Plan],
-        pool: Pool,
+        engine: Engine,
         stores: Mapping[str, Store],
         journal: Journal,
         tell: Callable[[Row], None],
     ) -> None:
         """`plan` says who holds what in a round; `stores` are those of the cloud and the gateways, by name;
         `tell` gets every new row."""
-        self._federation, self._grounds, self._pool = federation, grounds, pool
+        self._federation, self._grounds, self._engine = federation, grounds, engine
         self._plan, self._stores, self._journal, self._tell = plan, stores, journal, tell
         self._method = method(federation)
         self._views = self._method.views or (self._method.served_view,)
@@ -132,7 +132,7 @@ class Observer:
             job = EvaluateJob(id=f"measure-{summary.round}", candidates=views, views=names)
 
             def score(place: Place, job: EvaluateJob = job) -> Future[Reply]:
-                return self._pool.submit(job, blobs, self._grounds, holdout=place)
+                return self._engine.submit(job, blobs, self._grounds, holdout=place)
 
             held = plan.held[server]
             scores[server] = (job, score(plan.test[server]), score(held) if len(held) else None)

@@ -29,11 +29,11 @@ from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.datasets.sources import load
 from fedbac_edge.datasets.subset import subset
 from fedbac_edge.simulation import folder as run_folder
+from fedbac_edge.simulation.engine import Engine
 from fedbac_edge.simulation.folder import write_whole
 from fedbac_edge.simulation.grounds import Grounds, lay_out
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.laboratory import Laboratory, hashes
-from fedbac_edge.simulation.pool import Pool
 from fedbac_edge.simulation.scenario import Scenario, ScenarioError, check
 
 LAST = 10
@@ -83,7 +83,7 @@ def simulate(
     scenario: Scenario,
     folder: Path,
     data: Path,
-    pool: Pool,
+    engine: Engine,
     *,
     resume: bool = False,
     tell: Callable[[Row], None] = lambda row: None,
@@ -110,7 +110,7 @@ def simulate(
         about = About(
             scenario=scenario,
             software=__version__,
-            machine=pool.machine(grounds),
+            machine=engine.machine(grounds),
             partition=_digest(folder),
         )
         if not (folder / "run.json").exists():
@@ -121,7 +121,7 @@ def simulate(
                 "mixed; start it anew in another folder"
             )
         with contextlib.closing(Journal(folder / "metrics.jsonl")) as journal:
-            parts = Laboratory(scenario, grounds, pool, folder / "stores").run(journal, tell)
+            parts = Laboratory(scenario, grounds, engine, folder / "stores").run(journal, tell)
             result = _result(journal.rows, hashes(parts))
         (folder / "models").mkdir(exist_ok=True)
         for name, data_bytes in parts.items():

@@ -30,7 +30,8 @@ from fedbac_edge.protocol import releasing
 from fedbac_edge.protocol.engine import ReleaseJob, Work
 from fedbac_edge.releases import builder
 from fedbac_edge.simulation import journal, presets, run
-from fedbac_edge.simulation.pool import Pool, PoolError
+from fedbac_edge.simulation.engine import PoolError
+from fedbac_edge.simulation.pool import Pool
 from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, check, roster
 from fedbac_edge.store import Store
 

@@ -1,0 +1,276 @@
+"""Workers on a Ray cluster: the engine for more than one machine, or a Ray of its own on this one.
+
+A worker is a Ray actor. It keeps nothing between two jobs: the samples lie in Ray's object store, put there
+once, and so does each part while it is in use, so that nothing depends on a shared file system and a worker
+that was lost is begun anew, with its job. Our orders and replies travel as MessagePack; Ray itself carries
+them, and the name of the class, by pickle between its own processes: a cluster is trusted ground.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import shutil
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedbac_edge import __version__
+from fedbac_edge.protocol.engine import Job
+from fedbac_edge.simulation import engine, grounds
+from fedbac_edge.simulation.dispatch import Dispatch
+from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
+from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place, Sets
+from fedbac_edge.simulation.pool import available_cores
+from fedbac_edge.simulation.worker import answer, machine_for
+
+TRIES = 3
+"""How often a job is given to a worker that ends at it."""
+BEGIN_S = 180.0
+"""Seconds within which all workers must have begun."""
+SETS, PARTS = 4, 64
+"""Data sets and parts that are kept in the object store for jobs to come."""
+
+
+class NoRay(RuntimeError):
+    """Ray is not installed, or cannot be reached as it was asked for: nothing was begun."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply, and what machine it comes from."""
+
+    reply: Reply
+    node: str
+    kind: dict[str, str]
+    """All that results depend on: of one simulation, every answer has the same."""
+
+
+class RayEngine:
+    """`workers` actors (see `Engine`). `address`: of a cluster; None: RAY_ADDRESS, else a Ray of its own.
+
+    A Ray of its own listens on the loopback address alone and ends with this engine. Raises NoRay, and
+    PoolError when the workers do not begin.
+    """
+
+    def __init__(self, workers: int | None = None, address: str | None = None) -> None:
+        self._ray, self._ending = _connected(workers, address or os.environ.get("RAY_ADDRESS"))
+        self._kinds = OneKind()
+        try:
+            self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            self._sets = _Stored(self._ray, SETS)
+            self._parts = _Stored(self._ray, PARTS)
+            actor = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=TRIES - 1)(_Worker)
+            self._actors = [actor.remote() for _ in range(self.workers)]
+            self._await_all()
+            self._dispatch = Dispatch([partial(self._ask, actor) for actor in self._actors])
+        except BaseException:
+            self._ending.close()
+            raise
+
+    def __enter__(self) -> RayEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        job: Job,
+        blobs: Mapping[str, bytes],
+        grounds: Grounds,
+        samples: Place = NOTHING,
+        holdout: Place = NOTHING,
+        due: float = float("inf"),
+    ) -> Future[Reply]:
+        """See Engine."""
+        return self._dispatch.put(engine.task(job, blobs, grounds, samples, holdout), due)
+
+    def machine(self, grounds: Grounds) -> dict[str, str]:
+        """See Engine. Every worker is asked, before anything is begun."""
+        task = engine.question(grounds)
+        asked = [self._sent(actor, task) for actor in self._actors]
+        return [self._received(task.order, reference) for reference in asked][-1].machine
+
+    def close(self) -> None:
+        """See Engine."""
+        for actor in self._actors:
+            self._ray.kill(actor)  # whoever waits for its answer is told
+        self._dispatch.close()
+        self._ending.close()
+
+    def _await_all(self) -> None:
+        began = [actor.ready.remote() for actor in self._actors]
+        there, missing = self._ray.wait(began, num_returns=len(began), timeout=BEGIN_S)
+        if missing:
+            raise PoolError(
+                f"of {self.workers} workers {len(there)} have begun within {BEGIN_S:g} s: the cluster has no "
+                "processor left for the others; take fewer --workers"
+            )
+        self._get(began)
+
+    def _ask(self, actor: Any, task: Task) -> Reply:
+        return self._received(task.order, self._sent(actor, task))
+
+    def _sent(self, actor: Any, task: Task) -> Any:
+        """A reference to an Answer that is to come."""
+        order, data = task.order, list(task.blobs.items())
+        sets = self._sets.of((order.folder, order.federation), partial(_arrays, order)) if data else []
+        parts = [ref for hash, part in data for ref in self._parts.of(hash, partial(list, (part,)))]
+        return actor.answer.remote(msgspec.msgpack.encode(order), list(task.blobs), *parts, *sets)
+
+    def _received(self, order: Order, reference: Any) -> Reply:
+        found = msgspec.msgpack.decode(self._get(reference), type=Answer)
+        self._kinds.check(order.federation, found)
+        return found.reply
+
+    def _get(self, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise PoolError(
+                f"a Ray worker cannot do what it is asked ({str(error).splitlines()[-1]}); is fedbac-edge "
+                f"{__version__} installed on every machine of the cluster?"
+            ) from error
+        except self._ray.exceptions.RayError as error:
+            raise PoolError(
+                f"a Ray worker ended, {TRIES} times at the same job ({type(error).__name__}); when memory is "
+                "short, take fewer --workers"
+            ) from error
+
+
+class OneKind:
+    """Holds every answer of a federation to the machine that the first one came from."""
+
+    def __init__(self) -> None:
+        self._first: dict[bytes, Answer] = {}
+        self._lock = threading.Lock()
+
+    def check(self, federation: bytes, found: Answer) -> None:
+        """Results of unlike machines are not mixed: raises PoolError naming what differs."""
+        with self._lock:
+            first = self._first.setdefault(federation, found)
+        unlike = [name for name, value in found.kind.items() if value != first.kind.get(name)]
+        if unlike:
+            told = "; ".join(f"{name} {first.kind.get(name)!r} and {found.kind[name]!r}" for name in unlike)
+            raise PoolError(
+                f"machines of the cluster differ, {first.node} and {found.node}: {told}. Equal seeds would "
+                "not give equal results: run on machines of one kind, with one set of packages"
+            )
+
+
+class _Stored:
+    """Values in Ray's object store: the latest of them, each put there once."""
+
+    def __init__(self, ray: Any, limit: int) -> None:
+        self._ray, self._limit = ray, limit
+        self._lock = threading.Lock()
+        self._references: OrderedDict[Hashable, list[Any]] = OrderedDict()
+
+    def of(self, key: Hashable, make: Callable[[], list[Any]]) -> list[Any]:
+        """References to what `make()` gives, a list; whoever holds them keeps it in the store."""
+        with self._lock:
+            if key not in self._references:
+                self._references[key] = [self._ray.put(value) for value in make()]
+            self._references.move_to_end(key)
+            while len(self._references) > self._limit:
+                self._references.popitem(last=False)
+            return self._references[key]
+
+
+def _arrays(order: Order) -> list[npt.NDArray[Any]]:
+    """The four arrays of `Sets`, in the order of its fields."""
+    there = grounds.opened(Path(order.folder))
+    return [np.asarray(getattr(there, name)) for name in grounds.FILES]
+
+
+def _connected(workers: int | None, address: str | None) -> tuple[Any, contextlib.ExitStack]:
+    """(the module ray, what ends the connection). Raises NoRay."""
+    if importlib.util.find_spec("ray") is None:
+        raise NoRay("--engine ray needs Ray: pip install 'fedbac-edge[ray]'")
+    ending = contextlib.ExitStack()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with contextlib.ExitStack() as undo:
+        undo.push(ending)
+        if address is None or address == "local":
+            # Read when ray is imported: without a cluster it keeps to the loopback address, as on a Mac.
+            ending.enter_context(_set("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"))
+            place = tempfile.mkdtemp(prefix="ray-")
+            ending.callback(shutil.rmtree, place, ignore_errors=True)
+            options: dict[str, Any] = {
+                "address": "local",
+                "num_cpus": workers or available_cores(),
+                "include_dashboard": False,
+                "_temp_dir": place,
+            }
+        else:
+            options = {"address": address}
+        import ray
+
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            raise NoRay(f"no Ray at {address or 'this machine'}: {error}") from error
+        ending.callback(ray.shutdown)
+        undo.pop_all()
+    return ray, ending
+
+
+@contextlib.contextmanager
+def _set(name: str, value: str) -> Iterator[None]:
+    """An environment variable for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+# --- in the worker --------------------------------------------------------------------------------
+
+
+class _Worker:
+    """The actor: its answers are functions of what it is given."""
+
+    def __init__(self) -> None:
+        os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
+    def ready(self) -> bool:
+        """It has begun."""
+        return True
+
+    def answer(self, order: bytes, hashes: list[str], *stored: Any) -> bytes:
+        """An order's Answer. `stored`: a part for each hash, then the arrays of the samples, if any."""
+        asked = msgspec.msgpack.decode(order, type=Order)
+        parts, arrays = stored[: len(hashes)], stored[len(hashes) :]
+        reply = answer(asked, dict(zip(hashes, parts, strict=True)), lambda: Sets(*arrays))
+        kind = _kind(asked.federation)
+        return msgspec.msgpack.encode(Answer(reply=reply, node=platform.node(), kind=kind))
+
+
+@lru_cache(maxsize=4)
+def _kind(federation: bytes) -> dict[str, str]:
+    return {**machine_for(federation), "fedbac-edge": __version__, "processor": _processor()}
+
+
+def _processor() -> str:
+    """The processor's model: another one may sum in another order."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
