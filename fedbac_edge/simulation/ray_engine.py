@@ -13,6 +13,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import socket
 import tempfile
 import threading
 from collections import OrderedDict
@@ -39,6 +40,7 @@ TRIES = 3
 """How often a job is given to a worker that ends at it."""
 BEGIN_S = 180.0
 """Seconds within which all workers must have begun."""
+CONNECT_S = 10.0
 SETS, PARTS = 4, 64
 """Data sets and parts that are kept in the object store for jobs to come."""
 
@@ -117,7 +119,13 @@ class RayEngine:
                 f"of {self.workers} workers {len(there)} have begun within {BEGIN_S:g} s: the cluster has no "
                 "processor left for the others; take fewer --workers"
             )
-        self._get(began)
+        try:
+            self._ray.get(began)
+        except self._ray.exceptions.RayError as error:
+            raise PoolError(
+                f"the workers cannot begin ({str(error).strip().splitlines()[-1]}): is fedbac-edge "
+                f"{__version__} installed on every machine of the cluster, with the extras train and ray?"
+            ) from error
 
     def _ask(self, actor: Any, task: Task) -> Reply:
         return self._received(task.order, self._sent(actor, task))
@@ -139,8 +147,7 @@ class RayEngine:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             raise PoolError(
-                f"a Ray worker cannot do what it is asked ({str(error).splitlines()[-1]}); is fedbac-edge "
-                f"{__version__} installed on every machine of the cluster?"
+                f"a Ray worker cannot do what it is asked ({str(error).strip().splitlines()[-1]})"
             ) from error
         except self._ray.exceptions.RayError as error:
             raise PoolError(
@@ -158,6 +165,10 @@ class OneKind:
 
     def check(self, federation: bytes, found: Answer) -> None:
         """Results of unlike machines are not mixed: raises PoolError naming what differs."""
+        if (version := found.kind["fedbac-edge"]) != __version__:
+            raise PoolError(
+                f"{found.node} has fedbac-edge {version}, here is {__version__}: install the same"
+            )
         with self._lock:
             first = self._first.setdefault(federation, found)
         unlike = [name for name, value in found.kind.items() if value != first.kind.get(name)]
@@ -214,16 +225,34 @@ def _connected(workers: int | None, address: str | None) -> tuple[Any, contextli
                 "_temp_dir": place,
             }
         else:
+            _check_somebody_listens(address)
             options = {"address": address}
         import ray
 
         try:
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            raise NoRay(f"no Ray at {address or 'this machine'}: {error}") from error
+            where = address or "this machine"
+            raise NoRay(
+                f"no Ray at {where}: {error}. Is it up, of this version, and where it wants a token, is "
+                "RAY_AUTH_MODE=token set here?"
+            ) from error
         ending.callback(ray.shutdown)
         undo.pop_all()
     return ray, ending
+
+
+def _check_somebody_listens(address: str) -> None:
+    """Ray itself tries for minutes. Raises NoRay."""
+    host, colon, port = address.rpartition(":")
+    if address == "auto" or "://" in address:
+        return
+    if not colon or not port.isdigit():
+        raise NoRay(f"--ray-address {address!r}: give HOST:PORT, or auto for the cluster of this machine")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise NoRay(f"no Ray at {address}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,13 @@ def test_a_fleets_own_description_and_data(place: Path) -> None:
         (["federation.toml"], "--data"),
         (["missing.toml", "--data", "squares.npz"], "missing.toml"),
         (["--resume", "--out", "nothing"], "no run"),
+        (["paper/fashion-mnist-0.1", "--engine", "slurm"], "'local', 'ray'"),
+        (["paper/fashion-mnist-0.1", "--ray-address", "first:6379"], "--engine ray"),
+        pytest.param(
+            ["federation.toml", "--data", "squares.npz", "--allow-tiny", "--engine", "ray", "--out", "no"],
+            "pip install 'fedbac-edge[ray]'",
+            marks=pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed"),
+        ),
         ([], "preset"),
     ],
 )

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedbac_edge import __version__
 from fedbac_edge.federation import Federation, ModelTable, SelectionTable, TrainingTable
 from fedbac_edge.simulation import run
 from fedbac_edge.simulation.engine import PoolError, Reply
@@ -168,13 +169,16 @@ def test_unlike_machines_are_refused_by_name() -> None:
     kinds, federation = OneKind(), b"one"
 
     def answer(node: str, **kind: str) -> Answer:
-        return Answer(reply=Reply(), node=node, kind={"torch": "2.13.0", "processor": "A", **kind})
+        usual = {"torch": "2.13.0", "processor": "A", "fedbac-edge": __version__}
+        return Answer(reply=Reply(), node=node, kind={**usual, **kind})
 
     kinds.check(federation, answer("n1"))
     kinds.check(federation, answer("n2"))
     kinds.check(b"another", answer("n3", processor="B"))
     with pytest.raises(PoolError, match="n1 and n3: processor 'A' and 'B'"):
         kinds.check(federation, answer("n3", processor="B"))
+    with pytest.raises(PoolError, match=r"n4 has fedbac-edge 0\.0\.0"):
+        kinds.check(federation, answer("n4", **{"fedbac-edge": "0.0.0"}))
 
 
 def _command(pid: int) -> str:
