@@ -13,6 +13,7 @@ import click
 
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE, given, json_option, labels_option
+from fedbac_edge.commands.stopping import terminable
 
 if TYPE_CHECKING:
     from fedbac_edge.semi.rows import Row
@@ -93,7 +94,7 @@ def semi(
                 study = _study(method, **options)
             place = path or official.locate(study.data, "--path")
             out = out or Path("runs") / f"{study.data}-{study.method}-seed{study.seed}"
-            with _showing(study, as_json) as view:
+            with terminable(), _showing(study, as_json) as view:
                 view.began(study, out)
                 result = run(
                     study,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +12,7 @@ import click
 
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE, given, json_option
+from fedbac_edge.commands.stopping import terminable
 
 if TYPE_CHECKING:
     from fedbac_edge.simulation.engine import Engine
@@ -102,7 +102,7 @@ def simulate(
             place = _data(scenario, data)
             with (
                 contextlib.closing(_engine(engine, workers, ray_address)) as started,
-                _terminable(),
+                terminable(),
                 _showing(scenario, as_json) as view,
             ):
                 view.began(scenario, out, started.workers)
@@ -114,20 +114,6 @@ def simulate(
         raise Failed(str(error)) from error
     except KeyboardInterrupt:
         raise Failed(f"stopped; `fedbac simulate --resume --out {out}` goes on") from None
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM is as good as Ctrl-C: the engine's processes are ended, and how to go on is said."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _engine(name: str, workers: int | None, address: str | None) -> Engine:
