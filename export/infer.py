@@ -72,8 +72,12 @@ def infer(
     try:
         session = Session(model_path)
     except ModelError as error:
-        click.echo(f"Error: {error}", err=True)
+        where = "" if str(error).startswith(str(model_path)) else f"{model_path}: "
+        click.echo(f"Error: {where}{error}", err=True)
         raise SystemExit(2) from error
+    for path in paths:
+        if path.is_dir() and not any(files([path])):
+            click.echo(f"{path}: no image in this folder ({', '.join(sorted(SUFFIXES))})", err=True)
     refused = answer(session, files(paths), top=top, as_json=as_json, fit=fit)
     if watch is not None:
         stop = threading.Event()

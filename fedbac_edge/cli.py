@@ -41,7 +41,7 @@ class Commands(click.Group):
         return command
 
 
-@click.group(cls=Commands)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fedbac-edge", prog_name="fedbac")
 def cli() -> None:
     """Federated learning for fleets of small devices: devices, gateways, a cloud, and MQTT in between.

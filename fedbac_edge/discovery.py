@@ -58,7 +58,7 @@ def find_spec(
     bus = MqttBus(url, f"{client_id}:{secrets.token_hex(4)}", inbox, session_expiry=0, back_off=BACK_OFF_S)
     bus.subscribe(search.filter)
     began = time.monotonic()
-    speak_at = began + PATIENCE_S
+    speak_at, asked = began + PATIENCE_S, federation is None
     bus.start()
     try:
         while True:
@@ -69,11 +69,12 @@ def find_spec(
                 return spec
             if timeout is not None and now - began > timeout:
                 raise DiscoveryError(f"gave up after {timeout:g} s: {search.waiting}")
-            if now >= speak_at:
+            if now >= speak_at and not asked:
+                bus.subscribe(search.every)  # to name the others: the name may be misspelt
+                speak_at, asked = now + SETTLE_S, True
+            elif now >= speak_at:
                 say(f"waiting: {search.waiting}")
                 speak_at = now + REMIND_S
-                if federation is not None:
-                    bus.subscribe(search.every)  # to name the others: the name may be misspelt
             try:
                 event = inbox.get(timeout=search.patience(now))
             except queue.Empty:

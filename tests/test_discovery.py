@@ -109,6 +109,7 @@ def test_waits_and_names_the_others(retained: Retained) -> None:
     said = Said()
     found = in_thread(lambda: find_spec(retained.url, "fleeet", "test", said))
     said.wait("no federation called 'fleeet'")
+    assert said.lines == [f"waiting: no federation called 'fleeet' on {retained.url} yet; there is: fleet"]
     spec = retained.put("fleeet")
     assert found.get(timeout=10) == spec
     with pytest.raises(DiscoveryError, match=r"gave up after 0\.5 s: no federation called 'x'"):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     help="The same inside a site; with hassle: of all devices.",
 )
 @labels_option("With --method hassle: images that keep their label, 0.1 or 10%.")
-@click.option("--learning-rate", type=float, help="[default: the preset's]")
+@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), help="[default: the preset's]")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--allow-tiny", is_flag=True, help="Accept sites with fewer than 100 test samples.")
 @click.option("--keep", is_flag=True, help="Leave broker, gateways and agents running until Ctrl-C.")
@@ -84,7 +84,9 @@ def demo(
         from fedbac_edge.demo.children import ChildDied, Interrupted, interruptible
         from fedbac_edge.demo.settings import SAMPLES, Settings
 
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        if place.exists() and not place.is_dir():
+            raise Misconfigured(f"{place} is a file; give a folder as --out")
+        if place.exists() and any(place.iterdir()):
             raise Misconfigured(f"{place} is there already and not empty; give another --out")
         settings = Settings(
             out=place,

@@ -55,5 +55,12 @@ def explained() -> Iterator[None]:
         if isinstance(
             error, (BrokerError, DiscoveryError, DownloadError, ExportError, Stopped, StoreFailed, OSError)
         ):
-            raise Failed(str(error)) from error
+            raise Failed(_sentence(error)) from error
         raise
+
+
+def _sentence(error: Exception) -> str:
+    """Of the system's own errors the file and the reason, without numbers and brackets."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -87,7 +87,9 @@ def _collect(
                 bus.acknowledge(ticket)
                 retained[topic] = payload
     if not connected:
-        raise Unreachable(f"{broker} cannot be asked: {why}")
+        raise Unreachable(
+            f"{broker} cannot be asked: {why}; start it (fedbac broker run), or say where it is with --broker"
+        )
     return retained
 
 

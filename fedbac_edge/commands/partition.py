@@ -22,8 +22,8 @@ POSITIVE = click.IntRange(1)
 )
 @click.option("--test", "test_data", help="Test data, where --data is a single file without any.")
 @click.option("--federation", type=FILE, help="Take classes and image size from this federation.toml.")
-@click.option("--gateways", type=POSITIVE, default=2, show_default=True)
-@click.option("--devices", type=POSITIVE, default=4, show_default=True, help="Per gateway.")
+@click.option("--gateways", type=click.IntRange(1, 999), default=2, show_default=True)
+@click.option("--devices", type=click.IntRange(1, 9999), default=4, show_default=True, help="Per gateway.")
 @click.option(
     "--alpha-server", type=float, default=0.5, show_default=True, help="Smaller: sites differ more."
 )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @labels_option("Samples with a label: 0.1 or 10%.")
 @click.option("--setting", default="default", show_default=True, help="Who has labels: default, PL, LPL ...")
 @click.option("--alpha", type=float, default=0.1, show_default=True, help="Smaller: clients differ more.")
-@click.option("--clients", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--clients", type=click.IntRange(1, 9999), default=20, show_default=True)
 @click.option("--selected", type=click.IntRange(1), default=8, show_default=True, help="Drawn in each round.")
 @click.option("--rounds", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Local ones.")

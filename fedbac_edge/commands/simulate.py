@@ -77,7 +77,7 @@ def simulate(
       fedbac data get cifar10
       fedbac simulate paper/cifar10-0.5 --rounds 10 --set cut.samples=5000
     Example: a fleet's own description and data
-      fedbac simulate federation.toml --data photos.npz --faults drop=0.1,crash=0.02
+      fedbac simulate federation.toml --data photos.npz --servers 2 --clients 5 --faults drop=0.1,crash=0.02
     Example: on the machines of a Ray cluster, from one of them
       fedbac simulate paper/fashion-mnist-0.1 --engine ray --ray-address auto
     """
@@ -101,7 +101,7 @@ def simulate(
             out = out or _folder(scenario)
             place = _data(scenario, data)
             with (
-                contextlib.closing(_engine(engine, workers, ray_address)) as started,
+                contextlib.closing(_engine(engine, workers, ray_address, scenario)) as started,
                 terminable(),
                 _showing(scenario, as_json) as view,
             ):
@@ -116,11 +116,12 @@ def simulate(
         raise Failed(f"stopped; `fedbac simulate --resume --out {out}` goes on") from None
 
 
-def _engine(name: str, workers: int | None, address: str | None) -> Engine:
+def _engine(name: str, workers: int | None, address: str | None, scenario: Scenario) -> Engine:
     if name == "local":
-        from fedbac_edge.simulation.pool import Pool
+        from fedbac_edge.simulation.pool import Pool, available_cores
 
-        return Pool(workers)
+        devices = sum(map(len, scenario.federation.gateways.values()))  # more jobs than these there never are
+        return Pool(min(workers or available_cores(), devices))
     from fedbac_edge.simulation.ray_engine import NoRay, RayEngine
 
     try:

@@ -25,9 +25,9 @@ def run(settings: Settings, view: View) -> verdict.Verdict | annotated.Annotated
     Raises DataError, PartitionError, BrokerError, ChildDied, Interrupted.
     """
     began = time.monotonic()
-    for folder in (settings.out, settings.logs, settings.state):
+    description, cut = data.prepare(settings)  # first: what it refuses leaves no folder behind
+    for folder in (settings.logs, settings.state):
         folder.mkdir(parents=True, exist_ok=True)
-    description, cut = data.prepare(settings)
     view.note(
         f"data: {settings.samples} images of Fashion-MNIST over {settings.gateways} gateways with "
         f"{settings.devices} devices each, {_labels(settings)}partition {cut[:12]}"

@@ -113,7 +113,7 @@ def _curves(curves: Sequence[tuple[str, Curve]], style: Mapping[str, Style], wha
                     lows, highs = [low for low, _, _ in curve], [high for _, _, high in curve]
                     axis.fill_between(rounds, lows, highs, color=colour, alpha=0.2, linewidth=0)
             axis.set_xlabel("round")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes[0].set_ylabel(what)
         axes[0].set_xlim(1 if longest > 1 else 0.5, max(longest, 1.5))
         axes[0].set_ylim(0, 100)
@@ -233,7 +233,7 @@ def clusters_over_rounds(run: Run, title: str) -> bytes:
             lower.plot(rounds, active, "o", color=BLACK)
         lower.set_ylim(0, max(active) + 1)
         lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
-        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         lower.set_xlim(0.5, last + 0.5)
         lower.set_xlabel("round")
         lower.set_ylabel("active\nclusters")

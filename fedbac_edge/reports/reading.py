@@ -151,6 +151,9 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         if folder.resolve() in seen:
             continue
         seen.add(folder.resolve())
+        if len(folders) > 1 and folder.is_dir() and not (folder / "run.json").exists():
+            remarks.append(f"{folder.name} is left out: it holds no run (run.json is missing).")
+            continue
         try:
             found = read_run(folder)
         except ReportError as error:
@@ -161,7 +164,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         else:
             runs.append(found)
     if faults:
-        raise ReportError("\n".join(faults))
+        raise ReportError("\n".join([*faults, *remarks]))
     if not runs:
         raise ReportError("\n".join(["there is nothing to report on", *remarks]))
     return runs, remarks

@@ -134,7 +134,10 @@ def method_of(name: str, options: Mapping[str, Option]) -> Method:
     except msgspec.ValidationError as error:
         # A rule of the method's own is a sentence already.
         why = str(error) if error.__cause__ else type_faults.explain(error, dict(options), kind)
-        raise StudyError(f"{name}: {why}; its options are: {', '.join(kind.__struct_fields__)}") from error
+        options_are = ", ".join(kind.__struct_fields__)
+        raise StudyError(
+            f"{name}: {why}" if options_are in why else f"{name}: {why}; its options are: {options_are}"
+        ) from error
     return made
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,18 +30,21 @@ _hall: Hall | None = None
 
 
 class Workers:
-    """`count` processes on a run's data; use it as a context."""
+    """`count` processes on a run's data, as a context; left by an exception, it does not wait for them."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self._pool = ProcessPoolExecutor(
-            count, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(str(folder),)
-        )
+        context = multiprocessing.get_context("spawn")
+        theirs, self._leash = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(str(folder), theirs))
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._leash.close()
         self._pool.shutdown(cancel_futures=True)
+        self._leash.close()
 
     def learn(self, number: int, parts: Mapping[str, Part], round: int, exchange: int) -> Future[Answer]:
         """A client's work in one exchange of a round, counted from 0; begun."""
@@ -68,10 +72,10 @@ def done(future: Future[T]) -> T:
 # --- in the worker process ------------------------------------------------------------------------
 
 
-def _begin(folder: str) -> None:
+def _begin(folder: str, leash: Connection) -> None:
     global _hall
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
@@ -79,11 +83,10 @@ def _begin(folder: str) -> None:
     _hall = Hall(Path(folder))
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _end_with_parent(leash: Connection) -> None:
+    """End in the middle of a client's work when the parent is gone, or has let go of its end of the pipe."""
+    wait([leash])
+    os._exit(1)
 
 
 def _learn(number: int, parts: Mapping[str, Part], round: int, exchange: int) -> Answer:

@@ -44,7 +44,10 @@ class Faults:
             name, _, number = piece.partition("=")
             if name not in names:
                 raise ValueError(f"no fault is called {name!r}; there are: {', '.join(names)}")
-            values[names[name]] = float(number)
+            try:
+                values[names[name]] = float(number)
+            except ValueError:
+                raise ValueError(f"{piece}: give a number, for example {name}=0.1") from None
             if not values[names[name]] >= 0 or (not names[name].endswith("_s") and values[names[name]] > 1):
                 raise ValueError(f"{piece}: probabilities lie in 0..1, seconds are not negative")
         return cls(**values)

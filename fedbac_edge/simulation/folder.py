@@ -24,6 +24,8 @@ T = TypeVar("T")
 @contextlib.contextmanager
 def held(folder: Path, error: type[Exception]) -> Iterator[None]:
     """The folder, made if need be, held against a second process."""
+    if folder.exists() and not folder.is_dir():
+        raise error(f"{folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("wb") as lock:
         try:
@@ -34,11 +36,15 @@ def held(folder: Path, error: type[Exception]) -> Iterator[None]:
 
 
 def read_about(folder: Path, kind: type[T], error: type[Exception]) -> T:
-    """What run.json says; raises `error` when there is no run in `folder`."""
+    """What run.json says; raises `error` when there is no run in `folder`, or another command's."""
     path = folder / "run.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
+        data = path.read_bytes()
+        for command, key in (("semi", "study"), ("simulate", "scenario")):
+            if key not in kind.__annotations__ and key in msgspec.json.decode(data, type=dict):
+                raise error(f"{folder} holds a run of `fedbac {command}`: that command goes on with it")
+        return msgspec.json.decode(data, type=kind)
+    except (FileNotFoundError, NotADirectoryError):
         raise error(f"there is no run in {folder}: run.json is missing") from None
     except (OSError, msgspec.DecodeError) as fault:
         raise error(f"{path} cannot be read: {fault}") from fault

@@ -75,7 +75,8 @@ def check(scenario: Scenario) -> Scenario:
     federation = config.check(scenario.federation)
     if federation.eligibility != "roster":
         raise ScenarioError(
-            "a simulation has a fixed roster: set eligibility = 'roster' and list every gateway's devices"
+            "a simulation has a fixed roster: give --servers and --clients, or set eligibility = 'roster' "
+            "and list every gateway's devices"
         )
     if (changing := scenario.cut.drift_servers or 0) > len(federation.gateways):
         raise ScenarioError(f"cut.drift_servers = {changing} of {len(federation.gateways)} servers")
@@ -122,10 +123,12 @@ def roster(gateways: int, devices: int) -> dict[str, tuple[str, ...]]:
 
 
 def with_roster(scenario: Scenario, gateways: int | None, devices: int | None) -> Scenario:
-    """The scenario with so many gateways and devices at each; None: as many as it has."""
+    """The scenario with a roster of so many gateways and devices at each; None: as many as it has."""
     present = scenario.federation.gateways
     gateways, devices = gateways or len(present), devices or max(map(len, present.values()), default=1)
-    federation = msgspec.structs.replace(scenario.federation, gateways=roster(gateways, devices))
+    federation = msgspec.structs.replace(
+        scenario.federation, gateways=roster(gateways, devices), eligibility="roster"
+    )
     return msgspec.structs.replace(scenario, federation=federation)
 
 

@@ -32,6 +32,11 @@ def test_every_help_has_an_example(runner: CliRunner, path: tuple[str, ...]) -> 
     assert " ".join(("fedbac", *path)) in result.output
 
 
+def test_help_has_a_short_form(runner: CliRunner) -> None:
+    for path in ([], ["semi"], ["keys", "issue"]):
+        assert runner.invoke(cli, [*path, "-h"]).output == runner.invoke(cli, [*path, "--help"]).output
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -81,6 +81,7 @@ def test_a_broker_that_is_not_there(runner: CliRunner, free_port: int) -> None:
     result = runner.invoke(cli, ["status", "--broker", broker, "--timeout", "1"])
     assert result.exit_code == 1
     assert broker in result.output
+    assert "fedbac broker run" in result.output
 
 
 @pytest.mark.timeout(30)

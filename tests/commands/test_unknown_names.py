@@ -60,6 +60,11 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("in_tmp_path")]
         (["export", "--state", "nope", "--out", "models"], "--state of `fedbac cloud run`"),
         (["status", "--state", "nope"], "nope"),
         (["report", "nope"], "nope"),
+        ([*SHARDS, "--gateways", "1000000"], "1<=x<=999"),
+        (["semi", "hassle", "--clients", "1000000"], "1<=x<=9999"),
+        ([*PAPER, "--faults", "drop"], "drop: give a number, for example drop=0.1"),
+        (["demo", "--alpha-server", "0", "--out", "nothing"], "alpha_server must be positive"),
+        (["demo", "--learning-rate", "-1", "--out", "nothing"], "x>0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

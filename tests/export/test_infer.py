@@ -84,8 +84,15 @@ def test_bad_files_do_not_stop_the_others(model: Path, folder: Path) -> None:
 def test_bad_model_and_bad_usage(model: Path, folder: Path) -> None:
     wrong = CliRunner().invoke(infer, ["--model", str(folder / "a.png"), str(folder)])
     assert wrong.exit_code == 2
-    assert "not an ONNX model" in wrong.stderr
+    assert f"{folder / 'a.png'}: these bytes are not an ONNX model" in wrong.stderr
     assert CliRunner().invoke(infer, ["--model", str(model)]).exit_code == 2
+
+
+def test_a_folder_without_images_is_said(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    done = CliRunner().invoke(infer, ["--model", str(model), str(tmp_path)])
+    assert done.stdout == ""
+    assert f"{tmp_path}: no image in this folder" in done.stderr
 
 
 def test_arrivals_waits_for_files_to_stop_growing(tmp_path: Path) -> None:

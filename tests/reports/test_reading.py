@@ -94,7 +94,18 @@ def test_all_faults_are_told_at_once(tmp_path: Path, copied: Copy) -> None:
         read_runs([tmp_path / "empty", tmp_path / "file", damaged, tmp_path / "nowhere"])
     lines = str(raised.value).splitlines()
     assert len(lines) == 4
-    assert [name in line for name, line in zip(("empty", "file", "line 2", "nowhere"), lines, strict=True)]
+    for name, line in zip(("file", "line 2", "nowhere", "empty is left out"), lines, strict=True):
+        assert name in line
+
+
+def test_other_folders_beside_runs_are_left_out(runs: Path, tmp_path: Path) -> None:
+    """`fedbac report runs/*` where a fleet keeps its state in the same folder."""
+    (tmp_path / "broker").mkdir()
+    found, remarks = read_runs([tmp_path / "broker", runs / "fixed-1"])
+    assert len(found) == 1
+    assert remarks == ["broker is left out: it holds no run (run.json is missing)."]
+    with pytest.raises(ReportError, match="no run in"):
+        read_runs([tmp_path / "broker"])
 
 
 def test_a_folder_given_twice_counts_once(runs: Path) -> None:

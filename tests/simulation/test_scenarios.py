@@ -100,7 +100,7 @@ def test_faults_are_named_numbers() -> None:
         drop=0.1, crash=0.02, delay_s=0.5, dropout=0.3
     )
     assert Faults.parse("") == Faults()
-    for text in ("drop=2", "delay=-1", "rain=0.5", "drop=many", "drop=nan"):
+    for text in ("drop=2", "delay=-1", "rain=0.5", "drop=many", "drop", "drop=nan"):
         with pytest.raises(ValueError, match=text.partition("=")[0] if text != "drop=many" else "many"):
             Faults.parse(text)
 
@@ -123,6 +123,8 @@ def test_a_preset_with_another_roster() -> None:
     gateways = with_roster(base, 20, None).federation.gateways
     assert len(gateways) == 20
     assert gateways["gw20"][-1] == "gw20-d10"
+    fleet = with_settings(base, ["eligibility=online"])
+    assert with_roster(fleet, 2, 5).federation.eligibility == "roster"
     assert with_roster(base, None, 3).federation.gateways["gw10"] == ("gw10-d01", "gw10-d02", "gw10-d03")
 
 
