@@ -308,7 +308,9 @@ def opened_store(directory: Path, name: str) -> Iterator[Store]:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise StoreError(f"the state directory {directory} cannot be used: {error}") from error
+        raise StoreError(
+            f"the state directory {directory} cannot be used ({error.strerror}); choose another with --state"
+        ) from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,7 +67,7 @@ def export(
             accuracy = "never evaluated" if cluster.accuracy is None else f"{100 * cluster.accuracy:.1f} %"
             click.echo(
                 f"{path}  round {cluster.model.metadata['round']}, sites {', '.join(cluster.sites)}, "
-                f"hold-out {accuracy}, {path.stat().st_size / 1000:.0f} kB"
+                f"hold-out {accuracy}, {f'view {view}, ' if view else ''}{path.stat().st_size / 1000:.0f} kB"
             )
 
 

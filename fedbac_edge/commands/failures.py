@@ -61,6 +61,8 @@ def explained() -> Iterator[None]:
 
 def _sentence(error: Exception) -> str:
     """Of the system's own errors the file and the reason, without numbers and brackets."""
+    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
+        return f"{error.filename}: a file is there where a folder is needed; give another"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

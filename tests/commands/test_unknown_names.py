@@ -93,6 +93,29 @@ def test_labels_are_a_share_or_percent_with_its_sign(runner: CliRunner, command:
     assert labelled("10%") == labelled("0.1") == 0.1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "broker run --state taken",
+        "cloud run --state taken",
+        "keys init --dir taken",
+        "partition --data fashion-mnist --samples 1000 --out taken/shards",
+        "demo --out taken/run",
+        "semi fedavg --out taken",
+        "simulate paper/fashion-mnist-0.1 --workers 1 --out taken/run",
+    ],
+)
+def test_a_file_where_a_folder_is_needed(runner: CliRunner, command: str) -> None:
+    Path("taken").write_text("x")
+    runner.invoke(cli, ["init"])
+    result = runner.invoke(cli, command.split())
+    assert result.exit_code in (1, 2)
+    assert "taken" in result.output
+    assert "Errno" not in result.output
+    assert "folder" in result.output or "choose another" in result.output
+    assert Path("taken").read_text() == "x"
+
+
 def test_views_of_a_finished_federation(runner: CliRunner, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "models"
     result = runner.invoke(cli, ["export", "--state", str(finished), "--out", str(out), "--view", "SM"])
