@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,9 +81,10 @@ def export_all(
     say: Callable[[str], object] = lambda text: None,
     view: str = "",
 ) -> list[tuple[Cluster, Path]]:
-    """Write OUT/cluster-K.onnx for every active cluster; files of clusters left since are removed.
+    """Write OUT/cluster-K.onnx for every active cluster, or cluster-K-VIEW.onnx of a view asked for by name.
 
-    With labelled images at `holdout`, in int8 where that pays; `say` is told each decision.
+    Files of clusters left since are removed, those of other views are let be. With labelled images at
+    `holdout`, in int8 where that pays; `say` is told each decision.
     """
     from export import from_store, graph
     from fedbac_edge.store import Store
@@ -100,10 +102,13 @@ def export_all(
         else:
             proto, decision = _decided(cluster, holdout)
             say(f"cluster {cluster.number}: {decision}")
-        written.append((cluster, graph.write(proto, out / f"cluster-{cluster.number}.onnx")))
+        name = f"cluster-{cluster.number}-{view}.onnx" if view else f"cluster-{cluster.number}.onnx"
+        written.append((cluster, graph.write(proto, out / name)))
     current = {path for _, path in written}
-    for stale in set(out.glob("cluster-*.onnx")) - current:
-        stale.unlink()
+    own = re.compile(rf"cluster-\d+{re.escape(f'-{view}' if view else '')}\.onnx")
+    for path in set(out.glob("cluster-*.onnx")) - current:
+        if own.fullmatch(path.name):
+            path.unlink()
     return written
 
 

@@ -151,11 +151,18 @@ def test_what_is_exported_is_as_good_as_the_rows_say(
         with pytest.raises(ExportError, match="one of: EM, SM, UM"):
             from_store.clusters(store, "TM")
     test = load(data, classes=("a", "b", "c", "d"), input_shape=(1, 16, 16), split="test")
+    stale = tmp_path / "cluster-7.onnx"
+    stale.write_bytes(b"of a cluster left since")
     for view in ("", "SM", "UM"):
-        ((found, path),) = export_all(folder / "stores", tmp_path / (view or "served"), view=view)
+        ((found, path),) = export_all(folder / "stores", tmp_path, view=view)
         assert found.model.metadata["view"] == (view or "EM")
         right = np.mean(Session(path).logits(test.x).argmax(axis=1) == test.y)
         assert right == pytest.approx(last.views[view or "EM"], abs=0.01)
+    assert sorted(path.name for path in tmp_path.glob("*.onnx")) == [
+        "cluster-0-SM.onnx",
+        "cluster-0-UM.onnx",
+        "cluster-0.onnx",
+    ], "no view replaces another"
 
 
 def test_a_release_is_the_served_view(
