@@ -67,8 +67,7 @@ def judge(settings: Settings, federation: Federation) -> AnnotatedVerdict:
     views: dict[str, float] = {}
     models = []
     for number, view in enumerate(method(federation).views):
-        out = settings.models if number == 0 else settings.models / view.name
-        ((_, path),) = export_all(settings.state, out, view=view.name)
+        ((_, path),) = export_all(settings.state, settings.models, view=view.name if number else "")
         models.append(path)
         views[view.name] = float((Session(path).logits(x).argmax(axis=1) == y).mean())
     summaries = [
@@ -118,7 +117,7 @@ def summary(settings: Settings, result: AnnotatedVerdict, broker: str, seconds: 
         f"federation  {settings.federation}",
         f"stores      {settings.state}  (fedbac status --state {settings.state})",
         f"logs        {settings.logs}",
-        f"models      {settings.models}  (the other views below it)",
+        f"models      {settings.models}  (cluster-0.onnx is served)",
         f"data        {settings.data}",
         "",
         "Next: let the served model name images, without torch:",

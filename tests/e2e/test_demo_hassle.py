@@ -36,8 +36,8 @@ def test_every_view_is_measured_by_its_exported_model(run: tuple[dict[str, Any],
     assert (result["rounds"], result["test_samples"]) == (ROUNDS, 400)
     assert [str(Path(path).relative_to(out)) for path in result["models"]] == [
         "models/cluster-0.onnx",
-        "models/SM/cluster-0.onnx",
-        "models/UM/cluster-0.onnx",
+        "models/cluster-0-SM.onnx",
+        "models/cluster-0-UM.onnx",
     ]
     tests = [npz.read(out / "data" / gateway / "test.npz") for gateway in ("gw1", "gw2")]
     x, y = np.concatenate([t.x for t in tests]), np.concatenate([t.y for t in tests])
