@@ -45,31 +45,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     machine: dict[str, str] = {}
 
 
-class Engine(Protocol):
-    """Workers that do jobs; close it, or use it as a context. One may serve several simulations."""
-
-    @property
-    def workers(self) -> int:
-        """How many."""
-
-    def submit(
-        self,
-        job: Job,
-        blobs: Mapping[str, bytes],
-        grounds: Grounds,
-        samples: Place = NOTHING,
-        holdout: Place = NOTHING,
-        due: float = float("inf"),
-    ) -> Future[Reply]:
-        """Queue a job. Of those that wait, the one with the smallest `due` is begun first."""
-
-    def machine(self, grounds: Grounds) -> dict[str, str]:
-        """Versions, processor and training path of the workers. Raises PoolError when they differ."""
-
-    def close(self) -> None:
-        """End the workers, whatever they do."""
-
-
 @dataclass(frozen=True)
 class Task:
     """An order, the parts that it names (hash -> bytes), and where the reply goes."""
@@ -79,7 +54,14 @@ class Task:
     future: Future[Reply] = field(default_factory=Future)
 
 
-def task(job: Job, blobs: Mapping[str, bytes], grounds: Grounds, samples: Place, holdout: Place) -> Task:
+def task(
+    job: Job,
+    blobs: Mapping[str, bytes],
+    grounds: Grounds,
+    *,
+    samples: Place = NOTHING,
+    holdout: Place = NOTHING,
+) -> Task:
     """The task of a job; `blobs` has the parts that it names, and others."""
     order = Order(
         folder=str(grounds.folder),
@@ -95,6 +77,23 @@ def task(job: Job, blobs: Mapping[str, bytes], grounds: Grounds, samples: Place,
 def question(grounds: Grounds) -> Task:
     """The task of saying what machine a worker is."""
     return Task(Order(folder=str(grounds.folder), federation=grounds.federation), {})
+
+
+class Engine(Protocol):
+    """Workers that do jobs; close it, or use it as a context. One may serve several simulations."""
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+
+    def put(self, task: Task, due: float = float("inf")) -> Future[Reply]:
+        """Queue a task. Of those that wait, the one with the smallest `due` is begun first."""
+
+    def machine(self, grounds: Grounds) -> dict[str, str]:
+        """Versions, processor and training path of the workers. Raises PoolError when they differ."""
+
+    def close(self) -> None:
+        """End the workers, whatever they do."""
 
 
 def event_of(future: Future[Reply], job: Job) -> Event:

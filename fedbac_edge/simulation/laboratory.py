@@ -27,7 +27,7 @@ from fedbac_edge.protocol.engine import Event, Job, JobFailed, TrainJob
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.randomness import generator
 from fedbac_edge.simulation.drift import plan_at, round_of
-from fedbac_edge.simulation.engine import Engine, PoolError, event_of
+from fedbac_edge.simulation.engine import Engine, PoolError, event_of, task
 from fedbac_edge.simulation.grounds import NOTHING, Grounds, Plan
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.observer import Observer
@@ -138,9 +138,8 @@ class Laboratory:
                     return seconds / 2, JobFailed(job.id, "dropped out, as simulated")
                 if is_slow < faults.straggle:
                     seconds += faults.slow_s
-            future = self._engine.submit(
-                job, store.blobs, self._grounds, samples, holdout, due=world.now + seconds
-            )
+            order = task(job, store.blobs, self._grounds, samples=samples, holdout=holdout)
+            future = self._engine.put(order, due=world.now + seconds)
             return seconds, lambda: event_of(future, job)
 
         return work

@@ -20,11 +20,10 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.protocol.engine import Job
 from fedbac_edge.simulation import engine, grounds
 from fedbac_edge.simulation.dispatch import Dispatch
 from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
-from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place, Sets
+from fedbac_edge.simulation.grounds import Grounds, Sets
 from fedbac_edge.simulation.worker import answer
 
 SHELF = 64
@@ -58,17 +57,9 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(
-        self,
-        job: Job,
-        blobs: Mapping[str, bytes],
-        grounds: Grounds,
-        samples: Place = NOTHING,
-        holdout: Place = NOTHING,
-        due: float = float("inf"),
-    ) -> Future[Reply]:
+    def put(self, task: Task, due: float = float("inf")) -> Future[Reply]:
         """See Engine."""
-        return self._dispatch.put(engine.task(job, blobs, grounds, samples, holdout), due)
+        return self._dispatch.put(task, due)
 
     def machine(self, grounds: Grounds) -> dict[str, str]:
         """See Engine."""

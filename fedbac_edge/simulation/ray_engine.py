@@ -17,7 +17,7 @@ import socket
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
@@ -28,11 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge import __version__
-from fedbac_edge.protocol.engine import Job
 from fedbac_edge.simulation import engine, grounds
 from fedbac_edge.simulation.dispatch import Dispatch
 from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
-from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place, Sets
+from fedbac_edge.simulation.grounds import Grounds, Sets
 from fedbac_edge.simulation.pool import available_cores
 from fedbac_edge.simulation.worker import answer, machine_for
 
@@ -86,17 +85,9 @@ class RayEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(
-        self,
-        job: Job,
-        blobs: Mapping[str, bytes],
-        grounds: Grounds,
-        samples: Place = NOTHING,
-        holdout: Place = NOTHING,
-        due: float = float("inf"),
-    ) -> Future[Reply]:
+    def put(self, task: Task, due: float = float("inf")) -> Future[Reply]:
         """See Engine."""
-        return self._dispatch.put(engine.task(job, blobs, grounds, samples, holdout), due)
+        return self._dispatch.put(task, due)
 
     def machine(self, grounds: Grounds) -> dict[str, str]:
         """See Engine. Every worker is asked, before anything is begun."""
