@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from broker import topics
 from fedbac_edge.federation import Federation
 from fedbac_edge.node import LEDGER_ROUNDS, Node
-from fedbac_edge.protocol import messages
+from fedbac_edge.protocol import collecting, messages
 from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.device import Device, DeviceState, Profile
@@ -147,11 +147,13 @@ def _may_follow(before: Federation, after: Federation) -> bool:
 
 def _state(store: Store, kind: type[S]) -> S | None:
     stored = store.read("machine")
-    return None if stored is None else _decode(stored, kind)
+    if stored is None:
+        return None
+    return _decode(stored, kind, collecting.from_older)
 
 
-def _decode(stored: bytes, kind: type[S]) -> S:
+def _decode(stored: bytes, kind: type[S], upgrade: Callable[[Any], Any] = lambda state: state) -> S:
     try:
-        return msgspec.msgpack.decode(stored, type=kind)
+        return msgspec.convert(upgrade(msgspec.msgpack.decode(stored)), kind)
     except msgspec.DecodeError as error:
         raise StoreError(f"the stored state is not readable as {kind.__name__}: {error}") from error

@@ -170,7 +170,9 @@ class Follow:
                 self._told_waiting = waiting
                 self._view.note(f"waiting for {waiting}")
         else:
-            self._view.doing(f"round {state.round}, {state.phase}: " + (", ".join(state.waiting) or "-"))
+            self._view.doing(
+                f"round {state.round}, {state.phase}: " + (", ".join(state.collecting.waiting) or "-")
+            )
 
 
 def missing(state: CloudState, federation: Federation) -> str:

@@ -23,6 +23,7 @@ from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts import digest
 from fedbac_edge.protocol import (
     averaging,
+    collecting,
     deadlines,
     gate,
     generations,
@@ -33,6 +34,7 @@ from fedbac_edge.protocol import (
 )
 from fedbac_edge.protocol.assignment import decision_detail, evaluations, initial_places, start_warm, sweep
 from fedbac_edge.protocol.cloud_state import CloudState, Site, SiteReport
+from fedbac_edge.protocol.collecting import task_key
 from fedbac_edge.protocol.engine import (
     Action,
     Built,
@@ -87,7 +89,7 @@ class Cloud:
 
     def timers(self) -> Mapping[str, float]:
         """Deadlines."""
-        return self.state.timers
+        return {**self.state.timers, **collecting.timers(self.state.collecting)}
 
     def wanted(self) -> Mapping[str, PartRef]:
         """Nothing: the cloud makes the parts."""
@@ -117,6 +119,8 @@ class Cloud:
         """One event in, actions out; see the picture on top."""
         if isinstance(event, TimerFired):
             self.state.timers = {k: when for k, when in self.state.timers.items() if k != event.name}
+        if event == TimerFired(collecting.DEADLINE):
+            self.state.collecting = collecting.fired(self.state.collecting)
         match event:
             case Started():
                 self.state.session += 1
@@ -135,7 +139,7 @@ class Cloud:
                 return self._scores(event.channel.gateway, scores, event.size, now)
             case TimerFired(name="gather") if self.state.phase == "gathering":
                 return self._gathered(now)
-            case TimerFired(name="deadline"):
+            case TimerFired(name=collecting.DEADLINE):
                 return self._close(now)
             case Received(message=Order() as order):
                 return releasing.ordered(self.state, self.federation, order, self.signer)
@@ -182,7 +186,7 @@ class Cloud:
     def _presence(self, gateway: str, status: GatewayStatus, now: float) -> list[Action]:
         restarted, became_ready = sites.hear(self.state, gateway, status)
         again: list[Action] = (
-            [Resend(_task_key(gateway))] if restarted and gateway in self.state.waiting else []
+            [Resend(task_key(gateway))] if restarted and gateway in self.state.collecting.waiting else []
         )
         gathering = self.state.phase == "gathering" and became_ready
         if gathering and sites.are_complete(self.federation, self.state):
@@ -219,30 +223,30 @@ class Cloud:
     def _begin(self, now: float) -> list[Action]:
         """Round t: every asked gateway gets the parts of its cluster."""
         state, federation = self.state, self.federation
-        state.asked = sites.to_train(federation, state)
-        if not state.asked:
+        asked = sites.to_train(federation, state)
+        if not asked:
             state.phase, state.timers = "gathering", {"gather": now + federation.deadlines.gather_s}
             return [Log("nobody", "", state.round), self.status("gathering")]
-        joined = self._assign_new(state.asked)
+        joined = self._assign_new(asked)
         if self.method.places_by_loss and not state.placed:
             return [*joined, *self._evaluate(now)]
         state.phase, state.round, state.began = "training", state.round + 1, now
-        state.waiting, state.reports, state.refused = state.asked, {}, {}
+        state.reports = {}
         limit = deadlines.adaptive(
             state.seconds, federation.deadlines.deadline_min_s, federation.deadlines.deadline_max_s
         )
-        state.timers = {"deadline": now + limit}
+        state.timers, state.collecting = {}, collecting.begin(state.collecting, now + limit, asked)
         sends = [
             Send(
                 Channel("task", gateway),
                 site_tasks.training(federation, self.method, state, gateway, limit),
-                _task_key(gateway),
+                task_key(gateway),
             )
-            for gateway in state.asked
+            for gateway in asked
         ]
         assignment = state.assignment
-        state.served_by = {**state.served_by, **{gateway: assignment[gateway] for gateway in state.asked}}
-        detail = {"asked": list(state.asked), "deadline": limit, "assignment": assignment}
+        state.served_by = {**state.served_by, **{gateway: assignment[gateway] for gateway in asked}}
+        detail = {"asked": list(asked), "deadline": limit, "assignment": assignment}
         return [*joined, Log("round", "", state.round, detail), *sends, self.status("training")]
 
     def _assign_new(self, gateways: tuple[str, ...]) -> list[Action]:
@@ -267,11 +271,11 @@ class Cloud:
         current = {"training": "train", "evaluating": "evaluate"}.get(self.state.phase)
         if (taken.kind, taken.round) != (current, self.state.round):
             return []
-        return [Settle(_task_key(gateway))]
+        return [Settle(task_key(gateway))]
 
     def _update(self, gateway: str, update: GatewayUpdate, size: int, now: float) -> list[Action]:
         state = self.state
-        if _counted(update) == state.counted.get(f"train {gateway}"):
+        if collecting.has_counted(state.collecting, "train", gateway, _counted(update)):
             return [self._receipt(gateway, "train", update.round, True)]  # once, and said again
         try:
             base = generations.whole(self.method, state.parts, state.assignment.get(gateway, 0))
@@ -281,7 +285,6 @@ class Cloud:
         if not update.void:
             state.norms = gate.remembered(state.norms, steps)
             state.last_update = {**state.last_update, gateway: update.round}
-        state.counted = {**state.counted, f"train {gateway}": _counted(update)}
         whole = self.federation.method.cloud_weight == "data"
         hashes = {} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())}
         state.reports[gateway] = SiteReport(
@@ -300,18 +303,13 @@ class Cloud:
             "void": update.void,
             "bytes": size,
         }
-        return [*keeps, *self._counted(gateway, "train", Log("reported", gateway, update.round, detail), now)]
+        self._collect(collecting.count(state.collecting, "train", gateway, _counted(update)), now)
+        receipt = self._receipt(gateway, "train", update.round, True)
+        line = Log("reported", gateway, update.round, detail)
+        return [*keeps, Settle(task_key(gateway)), receipt, line]
 
-    def _counted(self, gateway: str, kind: str, line: Log, now: float) -> list[Action]:
-        self.state.waiting = tuple(name for name in self.state.waiting if name != gateway)
-        receipt = self._receipt(gateway, kind, self.state.round, True)
-        self._close_when_done(now)
-        return [Settle(_task_key(gateway)), receipt, line]
-
-    def _close_when_done(self, now: float) -> None:
-        """All reported: the deadline is now, as an event of its own, once this one's blobs are stored."""
-        if not self.state.waiting:
-            self.state.timers = {"deadline": now}
+    def _collect(self, collected: collecting.Collecting, now: float) -> None:
+        self.state.collecting = collecting.close_when_done(collected, now)
 
     def _refuse(self, gateway: str, kind: str, round: int, reason: str, now: float) -> list[Action]:
         state = self.state
@@ -320,23 +318,22 @@ class Cloud:
             Log("refused", gateway, round, {"why": reason}),
         ]
         current = {"training": "train", "evaluating": "evaluate"}.get(state.phase)
-        if (kind, round) != (current, state.round) or gateway not in state.waiting:
+        if (kind, round) != (current, state.round) or gateway not in state.collecting.waiting:
             return answer
-        state.refused[gateway] = reason
-        state.waiting = tuple(name for name in state.waiting if name != gateway)
-        self._close_when_done(now)
-        return [*answer, Settle(_task_key(gateway))]
+        self._collect(collecting.refuse(state.collecting, gateway, reason), now)
+        return [*answer, Settle(task_key(gateway))]
 
     def _close(self, now: float) -> list[Action]:
         """The phase ends here, by the last report or by the deadline."""
-        late: list[Action] = [Settle(_task_key(gateway)) for gateway in self.state.waiting]
-        silent: list[Action] = [Log("silent", gateway, self.state.round) for gateway in self.state.waiting]
-        self.state.silent, self.state.waiting, self.state.timers = self.state.waiting, (), {}
-        match self.state.phase:
+        state = self.state
+        late = collecting.let_go(state.collecting, state.round)
+        state.silent, state.timers = state.collecting.waiting, {}
+        state.collecting = collecting.end(state.collecting)
+        match state.phase:
             case "training":
-                return [*late, *silent, *self._close_training(now)]
+                return [*late, *self._close_training(now)]
             case "evaluating":
-                return [*late, *silent, *self._close_evaluation(now)]
+                return [*late, *self._close_evaluation(now)]
         return []
 
     def _close_training(self, now: float) -> list[Action]:
@@ -371,34 +368,33 @@ class Cloud:
         state, federation = self.state, self.federation
         last = state.round >= self._last_round()
         assignment = self.state.assignment
-        state.asked = sites.to_evaluate(federation, state)
-        state.phase, state.began, state.waiting = "evaluating", now, state.asked
-        state.scores, state.refused, state.traffic = {}, {}, (0, 0)
+        asked = sites.to_evaluate(federation, state)
+        state.phase, state.began, state.scores, state.traffic = "evaluating", now, {}, (0, 0)
         limit = federation.deadlines.evaluation_deadline_s
-        state.timers = {"deadline": now + limit}
+        state.timers = {}
+        self._collect(collecting.begin(state.collecting, now + limit, asked), now)
         sends: list[Action] = []
-        for gateway in state.asked:
+        for gateway in asked:
             clusters = [assignment[gateway]] if last else range(self.method.clusters)
             task = site_tasks.evaluation(self.method, state, clusters, limit)
-            sends.append(Send(Channel("task", gateway), task, _task_key(gateway)))
-        begun = [Log("evaluation", "", state.round, {"asked": list(state.asked), "last": last}), *sends]
-        self._close_when_done(now)
+            sends.append(Send(Channel("task", gateway), task, task_key(gateway)))
+        begun = [Log("evaluation", "", state.round, {"asked": list(asked), "last": last}), *sends]
         return [*begun, self.status("evaluating")]
 
     def _scores(self, gateway: str, scores: GatewayScores, size: int, now: float) -> list[Action]:
         state = self.state
-        if _counted(scores) == state.counted.get(f"evaluate {gateway}"):
+        if collecting.has_counted(state.collecting, "evaluate", gateway, _counted(scores)):
             return [self._receipt(gateway, "evaluate", scores.round, True)]
         try:
             gate.admit_site_scores(state, gateway, scores, self.method.clusters)
         except gate.Refused as refusal:
             return self._refuse(gateway, "evaluate", scores.round, str(refusal), now)
         state.scores[gateway] = scores.scores
-        state.counted = {**state.counted, f"evaluate {gateway}": _counted(scores)}
         up, down = state.traffic
         state.traffic = (up + scores.traffic.up + size, down + scores.traffic.down)
         line = Log("scored", gateway, scores.round, {"answered": scores.answered, "bytes": size})
-        return self._counted(gateway, "evaluate", line, now)
+        self._collect(collecting.count(state.collecting, "evaluate", gateway, _counted(scores)), now)
+        return [Settle(task_key(gateway)), self._receipt(gateway, "evaluate", scores.round, True), line]
 
     def _close_evaluation(self, now: float) -> list[Action]:
         state, federation = self.state, self.federation
@@ -486,7 +482,3 @@ class Cloud:
 def _counted(report: GatewayUpdate | GatewayScores) -> tuple[str, int]:
     """What is counted exactly once per gateway, whatever the link repeats."""
     return (report.instance, report.round)
-
-
-def _task_key(gateway: str) -> str:
-    return f"task:{gateway}"

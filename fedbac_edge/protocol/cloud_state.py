@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from fedbac_edge.bandits import linucb
+from fedbac_edge.protocol.collecting import Collecting
 from fedbac_edge.protocol.engine import ReleaseJob
 from fedbac_edge.protocol.messages import PartRef, RoundSummary, Score, SiteSummary
 from fedbac_edge.releases.manifest import Vector
@@ -81,19 +82,15 @@ class CloudState(msgspec.Struct, kw_only=True):
     served_by: dict[str, int] = {}
     """Site -> cluster of the round before, to know who has moved."""
     sites: dict[str, Site] = {}
-    asked: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
+    collecting: Collecting = Collecting()
     silent: tuple[str, ...] = ()
     """Who had not answered when the latest phase was closed."""
     reports: dict[str, SiteReport] = {}
     scores: dict[str, dict[int, Score]] = {}
     traffic: tuple[int, int] = (0, 0)
     """Evaluation phase: bytes up and down."""
-    counted: dict[str, tuple[str, int]] = {}
-    """Kind and gateway -> (federation, round) of the report that counted last."""
     last_update: dict[str, int] = {}
     """Gateway -> round of its last update that counted, which its next task tells it."""
-    refused: dict[str, str] = {}
     norms: dict[str, list[float]] = {}
     """Lengths of accepted steps, by group of roles that always travel together (`gate`)."""
     seconds: list[float] = []
@@ -103,6 +100,7 @@ class CloudState(msgspec.Struct, kw_only=True):
     began: float = 0.0
     last: RoundSummary | None = None
     timers: dict[str, float] = {}
+    """Beside the deadline of what is collected."""
     founded: int = 0
     """When this cloud began to make releases, in seconds since 1970; 0: it makes none."""
     release_number: int = 0

@@ -61,7 +61,7 @@ def admit_device_update(
     check_instance(update.instance, task.instance)
     if update.device != device:
         raise Refused("the update names another device than the topic")
-    if device not in state.asked:
+    if device not in state.collecting.asked:
         raise Refused("this device was not asked in this round")
     if not 0 < update.samples <= update.data:
         raise Refused(f"{update.samples} samples of {update.data}")
@@ -86,7 +86,7 @@ def admit_device_scores(state: GatewayState, device: str, scores: DeviceScores) 
     if not isinstance(task, GatewayEvaluation) or task.round != scores.round or state.phase != "evaluating":
         raise Refused(f"the evaluation of round {scores.round} is not open here")
     check_instance(scores.instance, task.instance)
-    if scores.device != device or device not in state.asked:
+    if scores.device != device or device not in state.collecting.asked:
         raise Refused("this device was not asked in this evaluation")
     if set(scores.scores) != set(task.candidates):
         raise Refused("the scores are not those of the clusters asked for")
@@ -106,7 +106,7 @@ def admit_site_update(
 
     A role that learns from one kind of samples may be missing where nobody held enough of that kind.
     """
-    if state.phase != "training" or update.round != state.round or gateway not in state.asked:
+    if state.phase != "training" or update.round != state.round or gateway not in state.collecting.asked:
         raise Refused(f"round {update.round} is not open for this gateway")
     check_instance(update.instance, state.instance)
     check_score(update.holdout)
@@ -131,7 +131,7 @@ def admit_site_update(
 
 def admit_site_scores(state: CloudState, gateway: str, scores: GatewayScores, clusters: int) -> None:
     """A gateway's evaluation at the cloud. Raises Refused."""
-    if state.phase != "evaluating" or scores.round != state.round or gateway not in state.asked:
+    if state.phase != "evaluating" or scores.round != state.round or gateway not in state.collecting.asked:
         raise Refused(f"the evaluation of round {scores.round} is not open for this gateway")
     check_instance(scores.instance, state.instance)
     if not set(scores.scores) <= set(range(clusters)):

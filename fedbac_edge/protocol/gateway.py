@@ -18,7 +18,17 @@ from fedbac_edge.config import FederationError, check
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
 from fedbac_edge.parts import PartError, digest
-from fedbac_edge.protocol import averaging, feedback, gate, gateway_reports, gateway_tasks, roster, selection
+from fedbac_edge.protocol import (
+    averaging,
+    collecting,
+    feedback,
+    gate,
+    gateway_reports,
+    gateway_tasks,
+    roster,
+    selection,
+)
+from fedbac_edge.protocol.collecting import task_key
 from fedbac_edge.protocol.deadlines import share
 from fedbac_edge.protocol.engine import (
     Action,
@@ -74,7 +84,7 @@ class Gateway:
 
     def timers(self) -> Mapping[str, float]:
         """Deadlines."""
-        return self.state.timers
+        return collecting.timers(self.state.collecting)
 
     def wanted(self) -> Mapping[str, PartRef]:
         """The parts that updates are held against, or those to score where the site does it itself."""
@@ -112,8 +122,8 @@ class Gateway:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """One event in, actions out; see the picture on top."""
-        if isinstance(event, TimerFired):
-            self.state.timers = {k: when for k, when in self.state.timers.items() if k != event.name}
+        if event == TimerFired(collecting.DEADLINE):
+            self.state.collecting = collecting.fired(self.state.collecting)
         match event:
             case Started():
                 self.state.session += 1
@@ -145,7 +155,7 @@ class Gateway:
                 return self._report_scores(dict(scores), 1, now)
             case JobFailed() if event.job == self._job_id():
                 return self._job_failed(event.reason, now)
-            case TimerFired(name="deadline"):
+            case TimerFired(name=collecting.DEADLINE):
                 return self._close(now)
         return []
 
@@ -165,7 +175,7 @@ class Gateway:
         self.state = GatewayState(session=state.session, spec=spec, members=state.members)
         return [
             Settle(REPORT),
-            *(Settle(_task_key(name)) for name in state.asked),
+            *(Settle(task_key(name)) for name in state.collecting.asked),
             Log("spec", spec.instance),
             *self._readiness(),
         ]
@@ -173,7 +183,7 @@ class Gateway:
     def _presence(self, device: str, status: DeviceStatus) -> list[Action]:
         restarted = roster.hear(self.state, device, status)
         again: list[Action] = (
-            [Resend(_task_key(device))] if restarted and device in self.state.waiting else []
+            [Resend(task_key(device))] if restarted and device in self.state.collecting.waiting else []
         )
         return [*again, *self._readiness()]
 
@@ -194,12 +204,11 @@ class Gateway:
                 return [Log("stale task", kind, task.round)]
             if task == state.task:
                 return [self._taken(task)]
-        dropped = [Settle(_task_key(device)) for device in state.waiting]
+        dropped = [Settle(task_key(device)) for device in state.collecting.waiting]
         state.task, state.began = task, now
-        state.asked = state.waiting = ()
-        state.answers, state.scores, state.refused = {}, {}, {}
+        state.collecting = collecting.begin(state.collecting, now + task.deadline_s)
+        state.answers, state.scores = {}, {}
         state.received = state.sent = 0
-        state.timers = {"deadline": now + task.deadline_s}
         if isinstance(task, GatewayTask):
             feedback.begin(state.feedback, task.parts, task.counted)
         begun: list[Action] = [*dropped, Settle(REPORT), self._taken(task), Log("task", kind, task.round)]
@@ -222,9 +231,10 @@ class Gateway:
         state = self.state
         state.phase = "training"
         choice = selection.select(self.name, state, task.round)
-        state.asked = state.waiting = choice.chosen
+        deadline = state.collecting.deadline
+        state.collecting = collecting.ask(state.collecting, choice.chosen)
         detail = selection.explained(choice, state, task.round)
-        remaining = max(0.0, state.timers["deadline"] - now)
+        remaining = 0.0 if deadline is None else max(0.0, deadline - now)
         sends = [
             Send(
                 Channel("task", self.name, device),
@@ -237,34 +247,34 @@ class Gateway:
                     deadline_s=share(remaining),
                     counted=state.last_update.get(device, 0),
                 ),
-                _task_key(device),
+                task_key(device),
             )
             for device in choice.chosen
         ]
         asked: list[Action] = [Log("selected", self.name, task.round, detail), *sends]
-        return asked if state.waiting else [*asked, *self._close(now)]
+        return asked if state.collecting.waiting else [*asked, *self._close(now)]
 
     def _reply(self, device: str, reply: TaskReply, now: float) -> list[Action]:
-        state, task = self.state, self.state.task
-        if (
-            task is None
-            or (reply.kind, reply.round) != (gateway_tasks.kind(task), task.round)
-            or device not in state.waiting
-        ):
+        if not self._awaits(device, reply.kind, reply.round):
             return []
-        settled: list[Action] = [Settle(_task_key(device))]
+        settled: list[Action] = [Settle(task_key(device))]
         if reply.accepted:
             return settled
-        state.waiting = tuple(name for name in state.waiting if name != device)
-        return [
-            *settled,
-            Log("declined", device, task.round, {"why": reply.reason}),
-            *self._close_when_done(now),
-        ]
+        self._collect(collecting.decline(self.state.collecting, device), now)
+        return [*settled, Log("declined", device, reply.round, {"why": reply.reason})]
+
+    def _awaits(self, device: str, kind: str, round: int) -> bool:
+        """True while an answer of this kind is waited for from `device`."""
+        task = self.state.task
+        opened = task is not None and (kind, round) == (gateway_tasks.kind(task), task.round)
+        return opened and device in self.state.collecting.waiting
+
+    def _collect(self, collected: collecting.Collecting, now: float) -> None:
+        self.state.collecting = collecting.close_when_done(collected, now)
 
     def _update(self, device: str, update: DeviceUpdate, size: int, now: float) -> list[Action]:
         state = self.state
-        if gateway_tasks.counted(update) == state.counted.get(f"train {device}"):
+        if collecting.has_counted(state.collecting, "train", device, gateway_tasks.counted(update)):
             return [self._device_receipt(device, "train", update.round, True)]  # once, and said again
         state.sent += size
         try:
@@ -283,13 +293,10 @@ class Gateway:
             sent=size,
             unlabelled=update.unlabelled,
         )
-        state.counted, state.answered = (
-            {**state.counted, f"train {device}": gateway_tasks.counted(update)},
-            now,
-        )
+        state.answered = now
         state.last_update = {**state.last_update, device: update.round}
         state.received += update.received
-        state.waiting = tuple(name for name in state.waiting if name != device)
+        self._collect(collecting.count(state.collecting, "train", device, gateway_tasks.counted(update)), now)
         detail = {
             "samples": update.samples,
             "loss": update.loss,
@@ -300,33 +307,20 @@ class Gateway:
         }
         return [
             *keeps,
-            Settle(_task_key(device)),
+            Settle(task_key(device)),
             self._device_receipt(device, "train", update.round, True),
             Log("accepted", device, update.round, detail),
-            *self._close_when_done(now),
         ]
 
     def _refuse(self, device: str, kind: str, round: int, reason: str, now: float) -> list[Action]:
-        state, task = self.state, self.state.task
         answer: list[Action] = [
             self._device_receipt(device, kind, round, False, reason),
             Log("refused", device, round, {"why": reason}),
         ]
-        if (
-            task is None
-            or (kind, round) != (gateway_tasks.kind(task), task.round)
-            or device not in state.waiting
-        ):
+        if not self._awaits(device, kind, round):
             return answer
-        state.refused[device] = reason
-        state.waiting = tuple(name for name in state.waiting if name != device)
-        return [*answer, Settle(_task_key(device)), *self._close_when_done(now)]
-
-    def _close_when_done(self, now: float) -> list[Action]:
-        """All answered: the deadline is now, as an event of its own, once this one's blobs are stored."""
-        if not self.state.waiting:
-            self.state.timers = {"deadline": now}
-        return []
+        self._collect(collecting.refuse(self.state.collecting, device, reason), now)
+        return [*answer, Settle(task_key(device))]
 
     def _close(self, now: float) -> list[Action]:
         """The round ends here, by the last answer or by the deadline."""
@@ -336,12 +330,12 @@ class Gateway:
             return self._report_scores(total, len(state.scores), now)
         if not isinstance(task, GatewayTask) or state.phase not in ("fetching", "training"):
             return []
-        late: list[Action] = [Settle(_task_key(device)) for device in state.waiting]
-        silent: list[Action] = [Log("silent", device, task.round) for device in state.waiting]
+        late = collecting.let_go(state.collecting, task.round)
+        state.collecting = collecting.end(state.collecting)
         if self._federation().evaluation == "test" and not self._void():
             state.phase = "scoring"
-            return [*late, *silent, *self._score_again()]
-        return [*late, *silent, *self._report_update(now, None)]
+            return [*late, *self._score_again()]
+        return [*late, *self._report_update(now, None)]
 
     def _averages(self) -> dict[str, bytes]:
         """Role -> canonical bytes of the average, by the federation's rule; a scored one is at hand."""
@@ -356,7 +350,7 @@ class Gateway:
         state, federation = self.state, self._federation()
         needed = max(1, federation.deadlines.min_updates)
         if len(state.answers) < needed:
-            return f"{len(state.answers)} updates of {len(state.asked)} asked, {needed} needed"
+            return f"{len(state.answers)} updates of {len(state.collecting.asked)} asked, {needed} needed"
         kept = averaging.unprotected(state.answers, federation)
         trained = {role for answer in state.answers.values() for role in answer.parts}
         return min(kept.values()) if len(kept) == len(trained) else ""
@@ -381,7 +375,7 @@ class Gateway:
         if not void:
             state.unrewarded, state.unrewarded_round = tuple(sorted(state.answers)), task.round
         update = gateway_reports.update(self.name, state, parts, encoding, void, now)
-        state.phase, state.waiting, state.timers = "reported", (), {}
+        state.phase = "reported"
         unprotected = {} if void else averaging.unprotected(state.answers, federation)
         kept = [Log("kept", role, task.round, {"why": why}) for role, why in unprotected.items()]
         closed = Log("closed", self.name, task.round, gateway_reports.counts(state, update))
@@ -396,19 +390,18 @@ class Gateway:
             for name in roster.names(self.name, self.state)
             if roster.member(self.state, name).holdout and roster.is_reachable(self.state, name)
         )
-        state.asked = state.waiting = able
+        self._collect(collecting.ask(state.collecting, able), now)
         message = EvaluateTask(
             instance=task.instance,
             round=task.round,
             candidates=task.candidates,
             deadline_s=share(task.deadline_s),
         )
-        sends = [Send(Channel("task", self.name, device), message, _task_key(device)) for device in able]
-        return [*sends, *self._close_when_done(now)]
+        return [Send(Channel("task", self.name, device), message, task_key(device)) for device in able]
 
     def _device_scores(self, device: str, scores: DeviceScores, size: int, now: float) -> list[Action]:
         state = self.state
-        if gateway_tasks.counted(scores) == state.counted.get(f"evaluate {device}"):
+        if collecting.has_counted(state.collecting, "evaluate", device, gateway_tasks.counted(scores)):
             return [self._device_receipt(device, "evaluate", scores.round, True)]
         state.sent += size
         try:
@@ -416,25 +409,19 @@ class Gateway:
         except gate.Refused as refusal:
             return self._refuse(device, "evaluate", scores.round, str(refusal), now)
         state.scores[device] = scores.scores
-        state.counted = {**state.counted, f"evaluate {device}": gateway_tasks.counted(scores)}
         state.received += scores.received
-        state.waiting = tuple(name for name in state.waiting if name != device)
-        return [
-            Settle(_task_key(device)),
-            self._device_receipt(device, "evaluate", scores.round, True),
-            *self._close_when_done(now),
-        ]
+        key = gateway_tasks.counted(scores)
+        self._collect(collecting.count(state.collecting, "evaluate", device, key), now)
+        return [Settle(task_key(device)), self._device_receipt(device, "evaluate", scores.round, True)]
 
     def _report_scores(self, scores: dict[int, Score], answered: int, now: float) -> list[Action]:
         state, task = self.state, self.state.task
         assert isinstance(task, GatewayEvaluation)
-        late: list[Action] = [Settle(_task_key(device)) for device in state.waiting]
-        silent: list[Action] = [Log("silent", device, task.round) for device in state.waiting]
+        late = collecting.let_go(state.collecting, task.round)
         report = gateway_reports.scores(state, scores, answered, now)
-        state.phase, state.waiting, state.timers = "reported", (), {}
+        state.phase, state.collecting = "reported", collecting.end(state.collecting)
         return [
             *late,
-            *silent,
             Log("scored", self.name, task.round, {"answered": answered}),
             self._report(report),
         ]
@@ -506,7 +493,3 @@ class Gateway:
     def _job_id(self) -> str:
         task = self.state.task
         return "" if task is None else f"{self.state.phase}-{task.round}"
-
-
-def _task_key(device: str) -> str:
-    return f"task:{device}"

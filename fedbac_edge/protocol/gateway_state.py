@@ -8,6 +8,7 @@ import msgspec
 
 from fedbac_edge.bandits import thompson
 from fedbac_edge.federation import Federation
+from fedbac_edge.protocol.collecting import Collecting
 from fedbac_edge.protocol.feedback import Feedback
 from fedbac_edge.protocol.messages import GatewayEvaluation, GatewayTask, Score, Spec
 
@@ -48,16 +49,12 @@ class GatewayState(msgspec.Struct, kw_only=True):
     phase: Phase = "idle"
     task: GatewayTask | GatewayEvaluation | None = None
     began: float = 0.0
-    asked: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
+    collecting: Collecting = Collecting()
     answers: dict[str, Answer] = {}
     scores: dict[str, dict[int, Score]] = {}
-    counted: dict[str, tuple[str, int]] = {}
-    """Kind and device -> (federation, round) of the last answer that counted; said again, a receipt again."""
     last_update: dict[str, int] = {}
     """Device -> round of its last update that counted, which its next task tells it."""
     feedback: Feedback = msgspec.field(default_factory=Feedback)
-    refused: dict[str, str] = {}
     answered: float = 0.0
     """When the last update that counted came."""
     received: int = 0
@@ -75,7 +72,6 @@ class GatewayState(msgspec.Struct, kw_only=True):
     """Laboratory: accuracy of the last edge-aggregated model."""
     announced: bool = False
     """The readiness that the cloud was told last."""
-    timers: dict[str, float] = {}
 
     @property
     def federation(self) -> Federation | None:

@@ -25,10 +25,10 @@ def of_site(update: GatewayUpdate, cluster: int) -> SiteSummary:
 def of_training(state: CloudState, now: float) -> RoundSummary:
     """The training phase that has just been closed."""
     sites: dict[str, SiteSummary] = {}
-    for gateway in state.asked:
+    for gateway in state.collecting.asked:
         report = state.reports.get(gateway)
         if report is None:
-            why = state.refused.get(gateway, "no report")
+            why = state.collecting.refused.get(gateway, "no report")
             sites[gateway] = SiteSummary(cluster=state.assignment[gateway], void=why)
         else:
             sites[gateway] = report.summary
@@ -48,7 +48,7 @@ def of_evaluation(
 ) -> RoundSummary:
     """The evaluation phase that has just been closed: each site's model as it was served (`before`)."""
     sites: dict[str, SiteSummary] = {}
-    for gateway in state.asked:
+    for gateway in state.collecting.asked:
         score = state.scores.get(gateway, {}).get(before[gateway], NO_SCORE)
         accuracy = score.accuracy if score.count else None
         sites[gateway] = SiteSummary(cluster=before[gateway], accuracy=accuracy, holdout=score.count)

@@ -305,7 +305,9 @@ def judge(trial: Trial, hashes: dict[str, str], what: str) -> Outcome:
         deaths = sum(len(process.deaths) for process in trial.world.processes.values())
     if not finished:
         state = trial.cloud
-        where = "down" if state is None else f"{state.phase} {state.round}, waiting for {state.waiting}"
+        where = "down"
+        if state is not None:
+            where = f"{state.phase} {state.round}, waiting for {state.collecting.waiting}"
         return Outcome(what, (f"does not end: the cloud is {where} at {trial.world.now:.0f} s",), deaths)
     wrong = trial.miscounts()
     if trial.hashes() != hashes:

@@ -160,7 +160,7 @@ def test_weights_can_be_those_of_the_participants(make: Callable[..., Centre]) -
 def test_a_silent_site_is_left_out_and_its_cluster_keeps_its_network(centre: Centre) -> None:
     before = centre.state.parts["cluster-1"]
     centre.update("gw1", 4.0, 8.0)
-    centre.bench.now = centre.state.timers["deadline"]
+    centre.bench.now = centre.bench.machine.timers()["deadline"]
     closed = centre.bench.run_timers()
     assert [line.subject for line in centre.bench.logged("silent", closed)] == ["gw2"]
     assert centre.values()["global"] == {4.0}
@@ -246,7 +246,7 @@ def test_the_gate(centre: Centre, name: str) -> None:
     assert why in reason
     assert centre.bench.logged("refused")[0].subject == "gw1"
     assert centre.state.reports == {}
-    assert centre.state.waiting == (("gw1", "gw2") if name == "a later round" else ("gw2",))
+    assert centre.state.collecting.waiting == (("gw1", "gw2") if name == "a later round" else ("gw2",))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(centre.state), type=CloudState) == centre.state
 
 
@@ -301,7 +301,7 @@ def test_the_roster_starts_with_who_is_there_after_the_wait(make: Callable[..., 
     centre.bench.now = 20.0
     started = centre.bench.run_timers()
     assert centre.bench.logged("missing", started)[0].detail == {"gateways": ["gw1", "gw2"]}
-    assert centre.state.asked == ("gw1", "gw2"), "with a roster presence changes nothing"
+    assert centre.state.collecting.asked == ("gw1", "gw2"), "with a roster presence changes nothing"
 
 
 def test_after_the_last_round_every_site_is_asked_for_its_own_cluster_alone(centre: Centre) -> None:

@@ -226,11 +226,11 @@ def test_the_gate_refuses_with_a_receipt_and_a_ledger_line(site: Site, name: str
     (line,) = site.bench.logged("refused")
     assert (line.subject, line.detail["why"]) == ("d1", reason)
     assert site.state.answers == {}
-    assert site.state.timers == {"deadline": 100.0}, "d2 may still answer"
+    assert site.bench.machine.timers() == {"deadline": 100.0}, "d2 may still answer"
     site.update("d2")
     assert site.answer() == (True, "")
     waits = name in ("a later round", "an earlier round")
-    assert site.state.waiting == (("d1",) if waits else ())
+    assert site.state.collecting.waiting == (("d1",) if waits else ())
 
 
 def test_a_refusal_of_a_thousand_names_fits_in_a_receipt_and_the_ledger(site: Site) -> None:
@@ -244,11 +244,11 @@ def test_a_refusal_of_a_thousand_names_fits_in_a_receipt_and_the_ledger(site: Si
 def test_a_device_that_was_not_asked_does_not_count(make: Callable[..., Site]) -> None:
     site = make(selection="participation = 0.5\nwarm_up = 9")
     site.task()
-    (chosen,) = site.state.asked
+    (chosen,) = site.state.collecting.asked
     other = "d1" if chosen == "d2" else "d2"
     site.update(other)
     assert site.answer() == (False, "this device was not asked in this round")
-    assert site.state.waiting == (chosen,)
+    assert site.state.collecting.waiting == (chosen,)
     site.update("stranger")
     assert site.answer() == (False, "this device was not asked in this round")
 
@@ -563,4 +563,4 @@ def test_an_update_is_no_answer_to_an_evaluation(site: Site) -> None:
     site.evaluation(1)
     site.update("d1", round=1)
     assert site.answer() == (False, "round 1 is not open here")
-    assert site.state.waiting == ("d1", "d2")
+    assert site.state.collecting.waiting == ("d1", "d2")

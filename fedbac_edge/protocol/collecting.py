@@ -1,0 +1,112 @@
+"""Collecting answers: each that was asked for counts once or is refused; the last or the deadline ends it.
+
+    begun --ask--> waiting for N --count | refuse | decline--> waiting for fewer --last | deadline--> ended
+
+A gateway collects updates and scores from its devices, the cloud from its gateways, by these rules alone.
+What is collected lies in one value; the functions return the next one and touch nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from fedbac_edge.protocol.engine import Action, Log, Settle
+
+Key = tuple[str, int]
+"""(federation's instance, round): what is counted once per kind and name, whatever the link repeats."""
+DEADLINE = "deadline"
+"""The timer that ends the collecting."""
+
+
+class Collecting(msgspec.Struct, frozen=True, kw_only=True):
+    """Who was asked in the open round or evaluation, and how far it is. Names are in the order of asking."""
+
+    asked: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    """Of `asked`, those from whom nothing final has come."""
+    counted: dict[str, Key] = {}
+    """Kind and name -> the last answer that counted, this time or earlier; said again, a receipt again."""
+    refused: dict[str, str] = {}
+    """Of `asked`, whose answer does not count -> why."""
+    deadline: float | None = None
+    """When it ends, in the machine's time; None: nothing is being collected."""
+
+
+def begin(before: Collecting, deadline: float, asked: tuple[str, ...] = ()) -> Collecting:
+    """A new round or evaluation; what has counted earlier is remembered."""
+    return Collecting(asked=asked, waiting=asked, counted=before.counted, deadline=deadline)
+
+
+def ask(now: Collecting, names: tuple[str, ...]) -> Collecting:
+    """All of `names` are asked, in a round that has begun."""
+    return replace(now, asked=names, waiting=names)
+
+
+def has_counted(now: Collecting, kind: str, name: str, key: Key) -> bool:
+    """True for an answer that counted before and comes again."""
+    return now.counted.get(f"{kind} {name}") == key
+
+
+def count(now: Collecting, kind: str, name: str, key: Key) -> Collecting:
+    """The answer of `name` counts."""
+    return _without(replace(now, counted={**now.counted, f"{kind} {name}": key}), name)
+
+
+def refuse(now: Collecting, name: str, reason: str) -> Collecting:
+    """The answer of `name`, which is waited for, does not count."""
+    return _without(replace(now, refused={**now.refused, name: reason}), name)
+
+
+def decline(now: Collecting, name: str) -> Collecting:
+    """`name` will not answer, and nobody needs to wait for it."""
+    return _without(now, name)
+
+
+def _without(now: Collecting, name: str) -> Collecting:
+    return replace(now, waiting=tuple(other for other in now.waiting if other != name))
+
+
+def close_when_done(collected: Collecting, now: float) -> Collecting:
+    """All answered: the deadline is `now`, as an event of its own, once this one's blobs are stored."""
+    return collected if collected.waiting else replace(collected, deadline=now)
+
+
+def fired(now: Collecting) -> Collecting:
+    """The deadline's timer has gone off."""
+    return replace(now, deadline=None)
+
+
+def end(now: Collecting) -> Collecting:
+    """Whoever has not answered is waited for no longer."""
+    return replace(now, waiting=(), deadline=None)
+
+
+def timers(now: Collecting) -> dict[str, float]:
+    """The deadline, while there is one."""
+    return {} if now.deadline is None else {DEADLINE: now.deadline}
+
+
+def task_key(name: str) -> str:
+    """Under which the task for `name` stands in the outbox until it is answered."""
+    return f"task:{name}"
+
+
+def let_go(now: Collecting, round: int) -> list[Action]:
+    """Drop the tasks of those who have not answered, and say so in the ledger."""
+    dropped: list[Action] = [Settle(task_key(name)) for name in now.waiting]
+    return [*dropped, *(Log("silent", name, round) for name in now.waiting)]
+
+
+def from_older(state: Any) -> Any:
+    """A stored state, decoded, as it is today: what is collected once lay among its other fields."""
+    if not isinstance(state, dict) or "collecting" in state or "waiting" not in state:
+        return state
+    timers = dict(state.get("timers", {}))
+    collecting = {
+        **{name: state[name] for name in ("asked", "waiting", "counted", "refused") if name in state},
+        "deadline": timers.pop(DEADLINE, None),
+    }
+    return {**state, "collecting": collecting, "timers": timers}
