@@ -18,11 +18,12 @@ from device_agent.settings import Settings
 from device_agent.stay import check_gateway, find, staying
 from device_agent.voice import Voice
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
-from fedbac_edge import notify, tiers
+from fedbac_edge import live_settings, notify, tiers
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
+from fedbac_edge.node import Node
 from fedbac_edge.protocol.device import Device, Profile
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store
@@ -106,7 +107,7 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
                 open_bus,
                 worker,
                 observe=lambda node: narrator.observe(node, runtime.link),
-                until=lambda node: node.machine.state.instance != spec.instance,
+                until=lambda node: _is_over(node, spec),
             )
             try:
                 with leaving.stops(runtime), _reminding(narrator), notify.watched([runtime.poke]):
@@ -114,6 +115,16 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
                     runtime.run()
             except Stopped as error:
                 raise Failed(str(error)) from error
+
+
+def _is_over(node: Node, spec: Spec) -> bool:
+    """True when there is another federation now, or settings that need a new training process."""
+    machine = node.machine
+    assert isinstance(machine, Device)
+    if machine.state.instance != spec.instance:
+        return True
+    changed = live_settings.restarts_trainers(spec.federation, machine.federation)
+    return changed and machine.between_rounds
 
 
 class _Bus(MqttBus):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from broker import topics
+from fedbac_edge import config, live_settings
 from fedbac_edge.federation import Federation
 from fedbac_edge.node import LEDGER_ROUNDS, Node
 from fedbac_edge.protocol import collecting, messages
@@ -42,20 +43,28 @@ def cloud(
     With a `signer` it makes releases, for which it needs a worker that builds them. `continuing`: after the
     last round of a campaign the next campaign begins. The ledger keeps `ledger_rounds` rounds; 0: all.
 
-    Raises StoreError when the store belongs to a federation with other settings.
+    What changed in the description since the last start counts from the next round on, if it may change
+    (`live_settings`); each has a line in the ledger. Raises StoreError naming what may not, with both values.
     """
     stored = store.read("federation")
     before = federation if stored is None else _decode(stored, Federation)
-    if not _may_follow(before, federation):  # by value: newer software may have settings more
-        raise StoreError(
-            f"this store belongs to a run of {federation.name!r} with other settings; use another "
-            "--state, or put the settings back. An open fleet (eligibility = 'online') may change "
-            "[gateways], as long as the number of clusters stays (method.clusters), and [deadlines]"
-        )
+    federation = live_settings.carried_on(before, federation)
+    if refused := live_settings.refused(
+        before, federation
+    ):  # by value: newer software may have settings more
+        raise StoreError(_other_settings(federation.name, refused))
+    if before != federation:
+        config.check(federation)
+    state = _state(store, CloudState) or CloudState(instance=instance)
+    if state.campaign > 1 and state.campaign_after is None:  # as an older version wrote it
+        state.campaign_after = before.rounds * (state.campaign - 1)
     with store.transaction():
         store.write("federation", msgspec.msgpack.encode(federation))
-    state = _state(store, CloudState) or CloudState(instance=instance)
-    state.contested = state.contested or before != federation
+        for change in live_settings.changes(before, federation):
+            both = {"before": change.before, "after": change.after}
+            store.log(wall(), state.round + 1, "setting", change.setting, both)
+    if before != federation:
+        state.contested, state.reclaimed = True, -1e9
     if signer is not None and not state.founded:
         state.founded = int(wall())
     machine = Cloud(federation, store.blobs, state, signer, continuing)
@@ -134,14 +143,13 @@ def serving(
     return Node(machine, store, federation, listens, wall)
 
 
-def _may_follow(before: Federation, after: Federation) -> bool:
-    """True when a campaign that began with `before` may go on with `after`."""
-    if before == after:
-        return True
-    opened = before.eligibility == "online" and before.cluster_count == after.cluster_count
+def _other_settings(name: str, refused: tuple[live_settings.Change, ...]) -> str:
+    """Why the store and the file do not go together, setting by setting, and what to do."""
+    listed = "".join(f"\n  {change} ({change.why_not})" for change in refused)
     return (
-        opened
-        and msgspec.structs.replace(before, gateways=after.gateways, deadlines=after.deadlines) == after
+        f"this store belongs to a run of {name!r} with other settings, which cannot change in mid-life:"
+        f"{listed}\nput them back, or begin another federation with these models: fedbac init --from STATE, "
+        "with a --name and a --state of its own"
     )
 
 

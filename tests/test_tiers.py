@@ -8,6 +8,7 @@ import pytest
 from broker import wire
 from fedbac_edge import config, tiers
 from fedbac_edge.federation import Federation
+from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.device import DeviceState, Profile
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.store import Store, StoreError
@@ -81,8 +82,9 @@ def test_an_open_fleet_may_grow_in_the_middle_of_a_campaign(federation: Federati
     again.connected(True, None, 2.0)
     published = [payload for topic, payload, _, _ in store.owned() if topic.endswith("/spec")]
     assert wire.decode(published[0] or b"", Spec).federation == wider
-    with pytest.raises(StoreError, match="as long as the number of clusters stays"):
-        tiers.cloud(msgspec.structs.replace(wider, gateways={**grown, "gw9": ("d9",)}), INSTANCE, store)
+    further = tiers.cloud(msgspec.structs.replace(wider, gateways={**grown, "gw9": ("d9",)}), INSTANCE, store)
+    assert isinstance(further.machine, Cloud)
+    assert further.machine.federation.cluster_count == 1, "one more gateway, no cluster more"
 
 
 @pytest.mark.parametrize("written", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"session": "x"})])

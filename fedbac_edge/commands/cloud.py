@@ -69,6 +69,8 @@ def run(
         from fedbac_edge import config, notify, rivals, tiers
         from fedbac_edge.commands.releasing import ReleaseNotes, open_key
         from fedbac_edge.commands.views import showing
+        from fedbac_edge.live_settings import Change
+        from fedbac_edge.protocol.cloud import Cloud
         from fedbac_edge.releases import keys, worker
         from fedbac_edge.runtime import LEAVE_S, Runtime, opened_store, stopping_on_signals
 
@@ -79,6 +81,7 @@ def run(
         with opened_store(directory, "cloud") as store:
             missing = worker.missing()
             signer = None if missing else open_key(file, federation, directory, make=True)
+            told = store.ledger(kind="setting")
             node = tiers.cloud(
                 federation,
                 secrets.token_hex(4),
@@ -87,6 +90,9 @@ def run(
                 continuing=continuing,
                 ledger_rounds=ledger_rounds,
             )
+            machine = node.machine
+            assert isinstance(machine, Cloud)
+            federation = machine.federation  # with the clusters that there are
             rival = rivals.find(url, federation.name, node.machine.state.instance)
             if rival is not None:
                 raise Failed(
@@ -110,6 +116,9 @@ def run(
                     until=is_finished,
                 )
                 view.note(f"{federation.name} at {url}, state in {directory}")
+                for line in store.ledger(kind="setting", after=told[-1].id if told else 0):
+                    change = Change(line.subject, line.detail["before"], line.detail["after"])
+                    view.note(f"from round {line.round} on: {change}")
                 if signer is None:
                     view.note(
                         f"no releases for devices that serve: {' and '.join(missing)} missing "
@@ -124,7 +133,7 @@ def run(
                 notify.notify("STOPPING=1")
                 if not is_finished(node):
                     reached: CloudState = node.machine.state
-                    total = federation.rounds * reached.campaign
+                    total = machine.last_round
                     where = (
                         f"in round {reached.round} of {total}" if reached.round else "before the first round"
                     )

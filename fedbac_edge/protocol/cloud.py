@@ -108,7 +108,7 @@ class Cloud:
             state=state,
             session=self.state.session,
             round=self.state.round,
-            rounds=self._last_round(),
+            rounds=self.last_round,
             last=self.state.last,
         )
         return Send(Channel("status"), message, retain=True)
@@ -357,7 +357,7 @@ class Cloud:
         to_sweep = self.method.reassigns and linucb.due(
             self._round_in_campaign(), federation.rounds, federation.assignment.every
         )
-        if to_sweep or state.round >= self._last_round():
+        if to_sweep or state.round >= self.last_round:
             return [*closed, *self._evaluate(now)]
         return [*closed, *self._release(), *self._go_on(now)]
 
@@ -366,7 +366,7 @@ class Cloud:
     def _evaluate(self, now: float) -> list[Action]:
         """M * K forward passes at the sites: the loss of every cluster's served model."""
         state, federation = self.state, self.federation
-        last = state.round >= self._last_round()
+        last = state.round >= self.last_round
         assignment = self.state.assignment
         asked = sites.to_evaluate(federation, state)
         state.phase, state.began, state.scores, state.traffic = "evaluating", now, {}, (0, 0)
@@ -399,7 +399,7 @@ class Cloud:
     def _close_evaluation(self, now: float) -> list[Action]:
         state, federation = self.state, self.federation
         assert state.clustering is not None
-        last = state.round >= self._last_round()
+        last = state.round >= self.last_round
         before, moved = state.assignment, dict[str, int]()
         actions: list[Action] = []
         if not last:
@@ -435,24 +435,39 @@ class Cloud:
 
     # --- campaigns ---
 
-    def _last_round(self) -> int:
+    @property
+    def last_round(self) -> int:
         """T in the first campaign; rounds are counted on in the next ones."""
-        return self.federation.rounds * self.state.campaign
+        return self._rounds_before() + self.federation.rounds
 
     def _round_in_campaign(self) -> int:
         """t: 1 in the first round of every campaign, T in the last; 0 before the first one."""
-        return self.state.round - self.federation.rounds * (self.state.campaign - 1)
+        return self.state.round - self._rounds_before()
+
+    def _rounds_before(self) -> int:
+        """How many came before this campaign."""
+        after = self.state.campaign_after
+        return self.federation.rounds * (self.state.campaign - 1) if after is None else after
 
     def _continue(self, now: float) -> list[Action]:
         """A fleet has no last round: the next campaign goes on with parts, arms and posteriors."""
         if not self.continuing:
             return []
         self.state.campaign += 1
+        self.state.campaign_after = self.state.round
         return [Log("campaign", "", self.state.round, {"number": self.state.campaign}), *self._go_on(now)]
 
     def _go_on_after_restart(self, now: float) -> list[Action]:
         again = self._release_again()
-        return [*again, *self._continue(now)] if self.state.phase == "finished" else again
+        if self.state.phase != "finished":
+            return again
+        if self.state.round < self.last_round:  # more rounds than when it ended
+            return [
+                *again,
+                Log("longer", "", self.state.round, {"rounds": self.federation.rounds}),
+                *self._go_on(now),
+            ]
+        return [*again, *self._continue(now)]
 
     # --- releases ---
 

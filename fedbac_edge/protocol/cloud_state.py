@@ -71,6 +71,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     round: int = 0
     """Counted from 1 over all campaigns."""
     campaign: int = 1
+    campaign_after: int | None = None
+    """The rounds before this campaign, kept since `rounds` may change; None: the first, or as many each."""
     parts: dict[str, PartRef] = {}
     previous: dict[str, PartRef] = {}
     """The generation before, by part name."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from fedbac_edge import __version__
+from fedbac_edge import __version__, live_settings
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
 from fedbac_edge.parts import PartError
@@ -159,6 +159,8 @@ class Device:
             case Received(message=Spec(instance=instance)) if instance != self.state.instance:
                 self.state = DeviceState(instance=instance, session=self.state.session)
                 return [StopWork(), Settle(ANSWER), Log("new federation", instance)]
+            case Received(message=Spec() as spec) if spec.federation != self.federation:
+                return self._follow(spec.federation)
             case Received(message=Receipt() as receipt):
                 return self._receipt(receipt)
             case Fetched():
@@ -173,6 +175,18 @@ class Device:
             case TimerFired(name="deadline") if self.state.phase in ("fetching", "working"):
                 return self._give_up("the deadline passed")
         return []
+
+    def _follow(self, federation: Federation) -> list[Action]:
+        """The same federation by other settings; what its cloud would not change is not believed."""
+        if refused := live_settings.refused(self.federation, federation):
+            return [Log("unusable spec", federation.name, 0, {"why": "; ".join(map(str, refused))[:400]})]
+        self.federation, self.method = federation, method(federation)
+        return []
+
+    @property
+    def between_rounds(self) -> bool:
+        """True while no task is being fetched or worked on."""
+        return self.state.phase not in ("fetching", "working")
 
     def _take(self, task: TrainTask | EvaluateTask, now: float) -> list[Action]:
         state, kind = self.state, kind_of(task)

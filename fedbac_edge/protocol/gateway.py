@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-from fedbac_edge import __version__
+from fedbac_edge import __version__, live_settings
 from fedbac_edge.config import FederationError, check
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
@@ -163,14 +163,13 @@ class Gateway:
 
     def _specify(self, spec: Spec) -> list[Action]:
         state = self.state
-        if state.spec is not None and state.spec.instance == spec.instance:
-            state.spec = spec
-            return []
         try:
             check(spec.federation)
         except FederationError as error:
             # Newer software may know methods and models that this one does not: better nothing than half.
             return [Log("unusable spec", spec.instance, 0, {"why": str(error)})]
+        if state.spec is not None and state.spec.instance == spec.instance:
+            return self._follow(state.spec.federation, spec)
         # Another federation under this name: nothing of the old one counts, but who is there still is.
         self.state = GatewayState(session=state.session, spec=spec, members=state.members)
         return [
@@ -179,6 +178,23 @@ class Gateway:
             Log("spec", spec.instance),
             *self._readiness(),
         ]
+
+    def _follow(self, before: Federation, spec: Spec) -> list[Action]:
+        """The same federation, perhaps by other settings; what its cloud would not change is not believed."""
+        changed = live_settings.changes(before, spec.federation)
+        if refused := [str(change) for change in changed if not change.is_live]:
+            return [Log("unusable spec", spec.instance, 0, {"why": f"it changes {'; '.join(refused)}"[:400]})]
+        self.state.spec = spec
+        lines = [
+            Log(
+                "setting",
+                each.setting,
+                0 if self.state.task is None else self.state.task.round,
+                {"before": each.before, "after": each.after},
+            )
+            for each in changed
+        ]
+        return [*lines, *(self._readiness() if changed else [])]
 
     def _presence(self, device: str, status: DeviceStatus) -> list[Action]:
         restarted = roster.hear(self.state, device, status)

@@ -162,10 +162,16 @@ def test_cloud_and_gateway_find_each_other(
     assert "stopped before the first round; the same command goes on from there" in cloud.log.read_text()
     assert "Error" not in cloud.log.read_text()
 
-    Path(federation).write_text(TINY.replace("rounds = 3", "rounds = 4"))
+    Path(federation).write_text("seed = 5\n" + TINY)
     changed = start(*run)
     assert changed.process.wait(20) == 2
     assert "other settings" in changed.log.read_text()
+    assert "seed: 1 -> 5" in changed.log.read_text()
+
+    Path(federation).write_text(TINY.replace("rounds = 3", "rounds = 4"))
+    longer = start(*run)
+    longer.wait_for("from round 1 on: rounds: 3 -> 4")
+    assert longer.end() == 0
 
 
 def test_a_finished_campaign_ends_the_cloud_at_once(
