@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fedbac_edge.commands import rounds
+from fedbac_edge.protocol.collecting import from_older
 from fedbac_edge.protocol.messages import RoundSummary
 from fedbac_edge.store import Store, StoreError
 
@@ -32,7 +33,7 @@ def _read(path: Path, lines: int) -> dict[str, Any]:
     store = Store(path, read_only=True)
     try:
         written = store.read("machine")
-        state = {} if written is None else msgspec.msgpack.decode(written)
+        state = {} if written is None else from_older(msgspec.msgpack.decode(written))
         ledger = store.ledger()
         found = {"store": str(path), **_describe(state)}
         federation = store.read("federation")
@@ -61,7 +62,7 @@ def _describe(state: dict[str, Any]) -> dict[str, Any]:
             "phase": state["phase"],
             "round": state["round"],
             "instance": state["instance"],
-            "waiting": list(state["waiting"]),
+            "waiting": list(state["collecting"]["waiting"]),
             "assignment": {site: window["cluster"] for site, window in sorted(windows.items())},
             "parts": {name: ref["hash"] for name, ref in sorted(state["parts"].items())},
             "releases": [
@@ -89,7 +90,7 @@ def _describe(state: dict[str, Any]) -> dict[str, Any]:
             **common,
             "federation": spec.get("federation", {}).get("name"),
             "instance": spec.get("instance"),
-            "waiting": list(state["waiting"]),
+            "waiting": list(state["collecting"]["waiting"]),
             "posteriors": state["posteriors"],
             "devices": state["members"],
         }

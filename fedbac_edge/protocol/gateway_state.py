@@ -69,7 +69,9 @@ class GatewayState(msgspec.Struct, kw_only=True):
     averaged: dict[str, str] = {}
     """Laboratory: role -> hash of the edge-aggregated part that is being scored."""
     reference: float | None = None
-    """Laboratory: accuracy of the last edge-aggregated model."""
+    """Laboratory: accuracy of the last edge-aggregated model that was scored."""
+    reference_round: int = 0
+    """The round of that model: a reward is the change from one round to the next, and never spans more."""
     announced: bool = False
     """The readiness that the cloud was told last."""
 

@@ -64,9 +64,13 @@ def reward_paired(gateway: str, state: GatewayState, task: GatewayTask) -> list[
 
 
 def reward_own(gateway: str, state: GatewayState, task: GatewayTask, score: Score) -> list[Log]:
-    """The paper's rule: the edge-aggregated model's accuracy against that of the round before."""
-    before, state.reference = state.reference, score.accuracy
-    if before is None or not task.previous:
+    """The paper's rule: the edge-aggregated model's accuracy against that of the round before.
+
+    None after a round whose model was not scored: a void one, or one whose scoring job failed.
+    """
+    before, last = state.reference, state.reference_round
+    state.reference, state.reference_round = score.accuracy, task.round
+    if before is None or last != task.round - 1 or not task.previous:
         return []
     return _reward(gateway, state, task.round, tuple(sorted(state.answers)), score.accuracy - before)
 

@@ -103,7 +103,7 @@ def preset(name: str) -> Scenario:
             evaluation="test",
             model=MODELS[data],
             method=MethodTable(initial="single" if data == "fashion-mnist" else "round-robin"),
-            deadlines=DeadlineTable(min_updates=1),
+            deadlines=DeadlineTable(min_updates=1, norm_gate=False),  # the paper has no gate
             gateways=roster(20, 25) if scaling else roster(10, 10),
         ),
         cut=cut,

@@ -61,6 +61,7 @@ def test_one_store_by_its_file(runner: CliRunner, finished: Path) -> None:
     result = runner.invoke(cli, ["status", "--state", str(store), "--json", "--ledger", "3"])
     (found,) = json.loads(result.output)
     assert found["tier"] == "gateway"
+    assert found["waiting"] == []
     assert len(found["ledger"]) == 3
 
 

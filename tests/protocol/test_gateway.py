@@ -12,7 +12,7 @@ import pytest
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.parts import digest, pack, unpack
 from fedbac_edge.protocol import gate
-from fedbac_edge.protocol.engine import Fetched, Keep, Resend, Send, Settle, Started
+from fedbac_edge.protocol.engine import Evaluated, Fetched, JobFailed, Keep, Resend, Send, Settle, Started
 from fedbac_edge.protocol.gateway import REPORT, Gateway
 from fedbac_edge.protocol.messages import (
     DeviceScores,
@@ -31,6 +31,7 @@ from fedbac_edge.protocol.messages import (
     TaskReply,
     TrainTask,
 )
+from fedbac_edge.simulation.presets import preset
 
 INSTANCE = "0badcafe"
 TRAINING = LocalTraining(
@@ -564,3 +565,47 @@ def test_an_update_is_no_answer_to_an_evaluation(site: Site) -> None:
     site.update("d1", round=1)
     assert site.answer() == (False, "round 1 is not open here")
     assert site.state.collecting.waiting == ("d1", "d2")
+
+
+# --- the laboratory: rewards on the gateway's own data, and the paper's rounds ----------------------
+
+
+def lab_round(site: Site, number: int, accuracy: float | None, updates: int = 2) -> list[Any]:
+    """A round whose model is scored, or whose scoring fails (None); the rewards that it gave."""
+    site.task(number, previous=True)
+    for device in ("d1", "d2")[:updates]:
+        site.update(device, round=number)
+    site.bench.now += 0 if updates == 2 else 100
+    actions = site.bench.run_timers()
+    if updates:
+        job = f"scoring-{number}"
+        if accuracy is None:
+            actions += site.bench.do(JobFailed(job, "the worker died"))
+        else:
+            actions += site.bench.do(Evaluated(job, {0: Score(100, round(100 * accuracy), 1.0)}))
+    site.receipt(number)
+    return [line.detail["change"] for line in site.bench.logged("reward", actions)]
+
+
+@pytest.mark.parametrize("what", ["a failed scoring job", "a void round"])
+def test_a_reward_never_spans_two_rounds(make: Callable[..., Site], what: str) -> None:
+    site = make(top='evaluation = "test"')
+    assert lab_round(site, 1, 0.1) == []
+    assert lab_round(site, 2, 0.2) == [pytest.approx(0.1)]
+    assert lab_round(site, 3, None, updates=2 if what == "a failed scoring job" else 0) == []
+    assert lab_round(site, 4, 0.8) == [], "the change since round 2 is no reward for round 4"
+    assert lab_round(site, 5, 0.9) == [pytest.approx(0.1)]
+
+
+@pytest.mark.parametrize("name", ["paper/fashion-mnist-0.1", "paper/cifar10-0.5", "paper/svhn-scaling"])
+def test_in_the_paper_a_step_of_eleven_times_the_usual_counts(make: Callable[..., Site], name: str) -> None:
+    assert not preset(name).federation.deadlines.norm_gate
+    site = make(deadlines=f"norm_gate = {str(preset(name).federation.deadlines.norm_gate).lower()}")
+    site.task()
+    site.update("d1", value=0.5)
+    (usual,) = site.bench.logged("accepted")
+    site.state.norms = {"cluster+global": [usual.detail["norm"] / 11] * 50}
+    site.update("d2", value=0.5)
+    assert site.answer() == (True, "")
+    site.bench.run_timers()
+    assert site.bench.said(GatewayUpdate)[0].answered == 2
