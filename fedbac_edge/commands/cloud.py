@@ -159,6 +159,7 @@ class Follow:
         self._last = lines[-1].id if lines else 0
         if lines:
             view.note(f"going on after round {lines[-1].round}")
+            view.campaign(*self._campaign(node, lines[-1].round))
 
     def __call__(self, node: Node) -> None:
         """See the class."""
@@ -168,7 +169,8 @@ class Follow:
 
         for line in node.store.ledger(kind="summary", after=self._last):
             self._last = line.id
-            self._view.summary(msgspec.convert(line.detail, RoundSummary))
+            self._view.campaign(*self._campaign(node, line.round))
+            self._view.summary(msgspec.convert(line.detail, RoundSummary), line.wall)
         if self._link() != self._told_link:
             self._told_link = self._link()
             self._view.note(f"broker: {self._told_link}")
@@ -182,6 +184,19 @@ class Follow:
             self._view.doing(
                 f"round {state.round}, {state.phase}: " + (", ".join(state.collecting.waiting) or "-")
             )
+
+    def _campaign(self, node: Node, round: int) -> tuple[int, int]:
+        """Number of the campaign that `round` belongs to, and the rounds before it.
+
+        The evaluation that ends a campaign is told when the state has come to the next one.
+        """
+        state: CloudState = node.machine.state
+        number, before = state.campaign, state.campaign_after
+        if before is None:
+            before = self._federation.rounds * (number - 1)
+        if number > 1 and round <= before:
+            number, before = number - 1, max(0, before - self._federation.rounds)
+        return number, before
 
 
 def missing(state: CloudState, federation: Federation) -> str:

@@ -13,7 +13,7 @@ from broker import topics, wire
 from broker.bus import BusEvent, Connected, Delivery, Disconnected, Subscribed
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge.commands import rounds
+from fedbac_edge.commands import narrow, rounds
 from fedbac_edge.protocol.messages import (
     CloudStatus,
     DeviceStatus,
@@ -139,7 +139,7 @@ def show(found: dict[str, Any]) -> list[str]:
         lines.append(f"  cloud: {state}, round {cloud['round']} of {cloud['rounds']}")
         if cloud["last"] is not None:
             last = msgspec.convert(cloud["last"], RoundSummary)
-            lines += ["  " + rounds.header(), "  " + rounds.line(last)]
+            lines += rounds.RoundTable(narrow.terminal_width(), "  ").lines(last)
     for name, gateway in found["gateways"].items():
         status = gateway["status"]
         if status is None:

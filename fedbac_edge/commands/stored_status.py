@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.commands import rounds
+from fedbac_edge.commands import narrow, rounds
 from fedbac_edge.protocol.collecting import from_older
 from fedbac_edge.protocol.messages import RoundSummary
 from fedbac_edge.store import Store, StoreError
@@ -41,6 +41,7 @@ def _read(path: Path, lines: int) -> dict[str, Any]:
             described = msgspec.msgpack.decode(federation)
             found |= {"federation": described["name"], "rounds": described["rounds"]}
         found["summaries"] = [line.detail for line in ledger if line.kind == "summary"]
+        found["ended"] = [line.wall for line in ledger if line.kind == "summary"]
         found["ledger"] = [
             msgspec.to_builtins(line) for line in ledger[len(ledger) - min(lines, len(ledger)) :]
         ]
@@ -118,8 +119,9 @@ def show(found: dict[str, Any]) -> list[str]:
     for device, posterior in sorted(found.get("posteriors", {}).items()):
         lines.append(f"  {device}: Beta({posterior['a']:g}, {posterior['b']:g})")
     if found["summaries"]:
-        last = [msgspec.convert(summary, RoundSummary) for summary in found["summaries"]]
-        lines += ["  " + rounds.header(), *("  " + rounds.line(summary) for summary in last)]
+        table = rounds.RoundTable(narrow.terminal_width(), "  ")
+        for summary, wall in zip(found["summaries"], found["ended"], strict=True):
+            lines += table.lines(msgspec.convert(summary, RoundSummary), wall)
     for line in found["ledger"]:
         when = datetime.datetime.fromtimestamp(line["wall"]).isoformat(" ", "seconds")
         detail = json.dumps(line["detail"], ensure_ascii=False)

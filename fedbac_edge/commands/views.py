@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from fedbac_edge.commands import rounds
+from fedbac_edge.commands import narrow, rounds
 from fedbac_edge.protocol.messages import RoundSummary
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class View(Protocol):
@@ -22,8 +25,11 @@ class View(Protocol):
     def doing(self, text: str) -> None:
         """What goes on now; replaced by the next one, and not shown where lines are kept."""
 
-    def summary(self, summary: RoundSummary) -> None:
-        """A round or an evaluation has ended."""
+    def summary(self, summary: RoundSummary, wall: float) -> None:
+        """A round or an evaluation has ended, at `wall` (seconds since 1970)."""
+
+    def campaign(self, number: int, before: int) -> None:
+        """Campaign `number` goes on; `before`: rounds of the earlier ones, for rounds are counted on."""
 
 
 class PlainView:
@@ -31,7 +37,8 @@ class PlainView:
 
     def __init__(self, err: bool = False) -> None:
         self._err = err
-        self._headed = False
+        # Of a log's lines nobody knows the width.
+        self._table = rounds.RoundTable(None if err else narrow.terminal_width())
 
     def note(self, text: str) -> None:
         """See View."""
@@ -40,12 +47,13 @@ class PlainView:
     def doing(self, text: str) -> None:
         """Nothing."""
 
-    def summary(self, summary: RoundSummary) -> None:
+    def summary(self, summary: RoundSummary, wall: float) -> None:
         """See View."""
-        if not self._headed:
-            click.echo(rounds.header(), err=self._err)
-            self._headed = True
-        click.echo(rounds.line(summary), err=self._err)
+        for line in self._table.lines(summary, wall):
+            click.echo(line, err=self._err)
+
+    def campaign(self, number: int, before: int) -> None:
+        """Nothing: rows have the number of their round."""
 
 
 class JsonView:
@@ -58,9 +66,12 @@ class JsonView:
     def doing(self, text: str) -> None:
         """Nothing."""
 
-    def summary(self, summary: RoundSummary) -> None:
+    def summary(self, summary: RoundSummary, wall: float) -> None:
         """See View."""
-        self._say({"event": "round", **rounds.as_json(summary)})
+        self._say({"event": "round", "wall": wall, **rounds.as_json(summary)})
+
+    def campaign(self, number: int, before: int) -> None:
+        """Nothing: rows have the number of their round."""
 
     def _say(self, fields: dict[str, Any]) -> None:
         click.echo(json.dumps(fields, ensure_ascii=False))
@@ -69,13 +80,14 @@ class JsonView:
 class TerminalView:
     """Rows above a progress bar that stays at the bottom."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._console = Console(highlight=False)
+        self._console = console or Console(highlight=False)
+        self._before = 0
         self._progress = Progress(
-            TextColumn("rounds"),
+            TextColumn("{task.fields[what]}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -83,8 +95,8 @@ class TerminalView:
             console=self._console,
             transient=True,
         )
-        self._task = self._progress.add_task("", total=total)
-        self._headed = False
+        self._task = self._progress.add_task("", total=total, what="rounds")
+        self._table = rounds.RoundTable(None)
 
     def note(self, text: str) -> None:
         """See View."""
@@ -94,13 +106,18 @@ class TerminalView:
         """See View."""
         self._progress.update(self._task, description=text)
 
-    def summary(self, summary: RoundSummary) -> None:
+    def summary(self, summary: RoundSummary, wall: float) -> None:
         """See View."""
-        if not self._headed:
-            self._print(rounds.header(), style="bold")
-            self._headed = True
-        self._print(rounds.line(summary), style="" if summary.phase == "train" else "cyan")
-        self._progress.update(self._task, completed=summary.round)
+        lines = self._table.lines(summary, wall, self._console.width)
+        for line in lines:
+            self._print(line, style="" if summary.phase == "train" else "cyan")
+        self._progress.update(self._task, completed=summary.round - self._before)
+
+    def campaign(self, number: int, before: int) -> None:
+        """See View."""
+        self._before = before
+        what = "rounds" if number == 1 else f"rounds of campaign {number}"
+        self._progress.update(self._task, what=what)
 
     def _print(self, text: str, style: str = "") -> None:
         self._console.print(text, style=style, markup=False, soft_wrap=True)

@@ -93,16 +93,16 @@ def follow(children: Children, cloud: Child, settings: Settings, view: View) -> 
         if ended == 0:
             children.expect_end(cloud)
         children.check()
-        for number, summary in _summaries(settings.state / "cloud.sqlite", seen):
+        for number, wall, summary in _summaries(settings.state / "cloud.sqlite", seen):
             seen = number
-            view.summary(summary)
+            view.summary(summary, wall)
             view.doing(f"round {summary.round + 1}")
         if ended == 0:
             return
         time.sleep(POLL_S)
 
 
-def _summaries(path: Path, after: int) -> list[tuple[int, RoundSummary]]:
+def _summaries(path: Path, after: int) -> list[tuple[int, float, RoundSummary]]:
     if not path.exists():
         return []
     try:
@@ -111,7 +111,7 @@ def _summaries(path: Path, after: int) -> list[tuple[int, RoundSummary]]:
         return []
     try:
         return [
-            (line.id, msgspec.convert(line.detail, RoundSummary))
+            (line.id, line.wall, msgspec.convert(line.detail, RoundSummary))
             for line in store.ledger(kind="summary", after=after)
         ]
     finally:
