@@ -66,7 +66,7 @@ def check_membership(spec: Spec, edge: str, name: str) -> None:
 def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving: Leaving) -> None:
     """Until the device leaves, or the federation under this name becomes another one."""
     check_membership(spec, settings.edge, name)
-    source = DataSource(str(settings.data), settings.resize, settings.device)
+    source = DataSource(str(settings.data), settings.resize, settings.strict, settings.device)
     with contextlib.closing(TrainingWorker(source, spec.federation)) as worker:
         turns = notify.Turns(leaving.begun)
         try:

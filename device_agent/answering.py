@@ -41,12 +41,19 @@ class Answerer:
         federation: its name: response topics below its root must be below its `answer/`.
         failed: told the hash of a model that fails on a good question, and why.
         complain: told in a sentence about questions that cannot be answered at all.
+        fit: scale pictures of another size, instead of refusing them.
 
     """
 
     def __init__(
-        self, federation: str, failed: Callable[[str, str], None], complain: Callable[[str], None]
+        self,
+        federation: str,
+        failed: Callable[[str, str], None],
+        complain: Callable[[str], None],
+        *,
+        fit: bool = False,
     ) -> None:
+        self._fit = fit
         self._root, self._answers = f"{topics.ROOT.split('/')[0]}/", topics.answers(federation)
         self._failed, self._complain = failed, complain
         self._queue: queue.SimpleQueue[Delivery | Callable[[], None] | None] = queue.SimpleQueue()
@@ -105,7 +112,7 @@ class Answerer:
             return questions.error("no model is served here yet", None, content_type), content_type
         content_type = questions.form(question.payload, live.session)
         try:
-            asked = questions.read(question.payload, live.session)
+            asked = questions.read(question.payload, live.session, fit=self._fit)
         except InputError as error:
             return questions.error(str(error), live.number, content_type), content_type
         except Exception as error:  # from whatever reads the payload: this thread must outlive any question

@@ -104,6 +104,7 @@ _CONFIG = click.option(
 @_CERT
 @_KEY
 @_option("--resize", is_flag=True, help="Scale pictures of another size instead of refusing them.")
+@_option("--strict", is_flag=True, help="Refuse damaged pictures instead of passing them over.")
 @_JSON
 @_CONFIG
 def join(config: Path | None, json: bool, **chosen: Any) -> None:
@@ -141,6 +142,7 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
     help="Public key that releases must be signed with: the .pub file of `fedbac init`, or the key in "
     "base64. Without it, the key of the first release is trusted, and no other from then on.",
 )
+@_option("--fit", is_flag=True, help="Scale pictures of another size that are asked about.")
 @_CA
 @_CERT
 @_KEY

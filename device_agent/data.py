@@ -42,6 +42,8 @@ class DeviceData:
     """Samples without a label that were found."""
     turned_gray: int = 0
     """Colour pictures that a federation of gray ones got."""
+    passed_over: str = ""
+    """What lies beside the samples and is not among them; "" when nothing does."""
 
     @classmethod
     def open(
@@ -51,6 +53,7 @@ class DeviceData:
         classes: Sequence[str],
         input_shape: tuple[int, int, int],
         resize: bool = False,
+        strict: bool = False,
         takes_unlabelled: bool = False,
         method: str = "this federation's method",
         holdout_fraction: float = 0.1,
@@ -64,7 +67,14 @@ class DeviceData:
         """
         if path is None or not str(path).strip():
             raise MissingData(edge)
-        samples = load(path, classes=classes, input_shape=input_shape, resize=resize, allow_unlabelled=True)
+        samples = load(
+            path,
+            classes=classes,
+            input_shape=input_shape,
+            resize=resize,
+            allow_unlabelled=True,
+            strict=strict,
+        )
         unlabelled = int(np.count_nonzero(samples.y == UNLABELLED))
         if unlabelled == len(samples) and not takes_unlabelled:
             raise DataError(
@@ -76,7 +86,9 @@ class DeviceData:
             )
         used = samples if takes_unlabelled else samples.labelled()
         train, held = holdout.split(used, holdout_fraction)
-        return cls(tuple(classes), train, held, unlabelled, samples.turned_gray)
+        return cls(
+            tuple(classes), train, held, unlabelled, samples.turned_gray, samples.passed_over.sentence()
+        )
 
     @property
     def labelled(self) -> int:
@@ -115,4 +127,6 @@ class DeviceData:
             pieces.append("the unlabelled ones are left out, this federation learns from labels only")
         if self.turned_gray:
             pieces.append(f"{self.turned_gray:,} colour pictures turned gray, as this federation's are")
+        if self.passed_over:
+            pieces.append(self.passed_over)
         return ", ".join(pieces)

@@ -25,6 +25,7 @@ class Open(Note, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ope
     resize: bool
     device: str
     federation: Federation
+    strict: bool = False
 
 
 class Do(Note, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="do"):

@@ -1,8 +1,8 @@
 """What is asked of a model over MQTT, in whatever form a client finds easiest, and the answer's bytes.
 
-A payload is one image: the bytes of a PNG or JPEG file, the bytes of an .npy file (uint8), exactly the raw
-pixels (height, width, channels), or a MessagePack map {"image": any of these, "top": K}. Sizes are checked
-before anything is decoded. Answers are JSON, or MessagePack for whoever asked in it.
+A payload is one image: the bytes of a picture file (PNG, JPEG, GIF, WebP, TIFF, BMP, PPM) or of an .npy file
+(uint8), exactly the raw pixels (height, width, channels), or a MessagePack map {"image": any of these,
+"top": K}. Sizes are checked before anything is decoded. Answers are JSON, or MessagePack to a question in it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from export.session import InputError, Prediction, Session, read_image
+from fedbac_edge.datasets.picture import is_picture
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 MOST_HEADER = 4096
@@ -52,15 +53,15 @@ def form(payload: bytes, session: Session | None) -> str:
     return MSGPACK if is_map else JSON
 
 
-def read(payload: bytes, session: Session) -> Question:
-    """The question in `payload`, held to what the model takes. Raises InputError."""
+def read(payload: bytes, session: Session, *, fit: bool = False) -> Question:
+    """The question in `payload`, held to what the model takes; `fit` scales pictures. Raises InputError."""
     if form(payload, session) == JSON:
-        return Question(_image(payload, session))
+        return Question(_image(payload, session, fit))
     try:
         ask = msgspec.msgpack.decode(payload, type=Ask)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InputError(f"not a question in MessagePack ({error}): {{'image': bytes, 'top': 1}}") from error
-    return Question(_image(ask.image, session), ask.top, MSGPACK)
+    return Question(_image(ask.image, session, fit), ask.top, MSGPACK)
 
 
 def answer(question: Question, prediction: Prediction, number: int, hash: str) -> bytes:
@@ -94,17 +95,19 @@ def _raw(session: Session) -> int:
     return math.prod(session.input_shape)
 
 
-def _image(payload: bytes, session: Session) -> Pixels:
+def _image(payload: bytes, session: Session, fit: bool) -> Pixels:
     channels, height, width = session.input_shape
     if payload.startswith((_PNG, _JPEG)):
-        return read_image(payload, session)
+        return read_image(payload, session, fit=fit)
     if payload.startswith(_NPY):
         pixels = _array(payload)
     elif len(payload) == _raw(session):
         pixels = np.frombuffer(payload, np.uint8).reshape(height, width, channels)
+    elif is_picture(payload):
+        return read_image(payload, session, fit=fit)
     else:
         raise InputError(
-            f"{len(payload)} bytes are no PNG, JPEG or .npy file, no question in MessagePack, and not the "
+            f"{len(payload)} bytes are no picture and no .npy file, no question in MessagePack, and not the "
             f"{_raw(session)} raw bytes of {height}x{width} pixels with {channels} channel(s)"
         )
     batch = session.as_batch(pixels)

@@ -82,6 +82,7 @@ def _serve(
         federation,
         lambda hash, reason: runtime.tell(ModelFailed(hash, reason)),
         lambda text: voice.say("unanswered", text),
+        fit=settings.fit,
     )
     observer = _Observer(settings, node.machine, trials, answerer, voice, store)
 

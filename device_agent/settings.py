@@ -53,6 +53,8 @@ class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     cert: str | None = None
     key: str | None = None
     resize: bool | None = None
+    strict: bool | None = None
+    fit: bool | None = None
     release_key: str | None = None
     json: bool | None = None
 
@@ -69,6 +71,7 @@ class Settings:
     device: Compute
     federation: str | None
     resize: bool
+    strict: bool
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class ServeSettings:
     state: Path
     federation: str | None
     release_key: bytes | None
+    fit: bool = False
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -130,6 +134,7 @@ def checked(
     cert: str | None,
     key: str | None,
     resize: bool,
+    strict: bool = False,
 ) -> Settings:
     """Settings that a device can join with. Raises SettingsError, BadName, BadUrl, DataError."""
     edge, url = _place(edge, name, federation, broker, ca, cert, key)
@@ -146,6 +151,7 @@ def checked(
         device=device,
         federation=federation,
         resize=resize,
+        strict=strict,
     )
 
 
@@ -160,6 +166,7 @@ def checked_for_serving(
     cert: str | None,
     key: str | None,
     release_key: str | None,
+    fit: bool = False,
 ) -> ServeSettings:
     """Settings that a device can serve with. Raises SettingsError, BadName, BadUrl."""
     edge, url = _place(edge, name, federation, broker, ca, cert, key)
@@ -174,6 +181,7 @@ def checked_for_serving(
         state=Path(state) if state else default_state(name),
         federation=federation,
         release_key=trusted,
+        fit=fit,
     )
 
 

@@ -73,6 +73,7 @@ class Trainer:
                 classes=model.classes,
                 input_shape=model.input,
                 resize=order.resize,
+                strict=order.strict,
                 takes_unlabelled=method(order.federation).takes_unlabelled,
                 method=order.federation.method.name,
             )

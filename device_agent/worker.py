@@ -50,6 +50,7 @@ class DataSource:
 
     path: str
     resize: bool = False
+    strict: bool = False
     device: str = "auto"
 
 
@@ -68,7 +69,11 @@ class TrainingWorker:
 
     def __init__(self, source: DataSource, federation: Federation, idle_s: float = IDLE_S) -> None:
         self._order = pipe.Open(
-            path=source.path, resize=source.resize, device=source.device, federation=federation
+            path=source.path,
+            resize=source.resize,
+            strict=source.strict,
+            device=source.device,
+            federation=federation,
         )
         self._idle_s = idle_s
         self._lock = threading.RLock()  # `done` may start the next job

@@ -13,9 +13,11 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from export.session import LARGEST_BATCH, InputError, ModelError, Prediction, Session, read_image
+from export.session import LARGEST_BATCH, InputError, ModelError, OtherSize, Prediction, Session, read_image
+from fedbac_edge.datasets import picture, picture_files
+from fedbac_edge.datasets.picture_files import PassedOver
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp", ".npy")
+SUFFIXES = picture.SUFFIXES | {".npy"}
 SERVED = Path("serving") / "model.onnx"
 """The model that `fedbac-agent serve` answers with, inside its state directory."""
 Named = tuple[str, npt.NDArray[np.uint8]]
@@ -42,7 +44,7 @@ Named = tuple[str, npt.NDArray[np.uint8]]
 )
 @click.option("--top", default=1, show_default=True, type=click.IntRange(1), help="Labels per image.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per image and line.")
-@click.option("--fit", is_flag=True, help="Resize and convert images that do not fit, instead of refusing.")
+@click.option("--fit", is_flag=True, help="Scale images of another size, instead of refusing.")
 def infer(
     paths: tuple[Path, ...],
     model_path: Path | None,
@@ -75,10 +77,19 @@ def infer(
         where = "" if str(error).startswith(str(model_path)) else f"{model_path}: "
         click.echo(f"Error: {where}{error}", err=True)
         raise SystemExit(2) from error
+    refused = 0
     for path in paths:
-        if path.is_dir() and not any(files([path])):
+        if not path.is_dir():
+            refused += answer(session, [path], top=top, as_json=as_json, fit=fit)
+            continue
+        passed = PassedOver()
+        found = list(picture_files.walk(path, passed, suffixes=SUFFIXES))
+        if not found:
             click.echo(f"{path}: no image in this folder ({', '.join(sorted(SUFFIXES))})", err=True)
-    refused = answer(session, files(paths), top=top, as_json=as_json, fit=fit)
+        if passed.count:
+            said = f"{path}: {passed.sentence()}"
+            click.echo(json.dumps({"folder": str(path), "note": said}) if as_json else said, err=True)
+        refused += answer(session, found, top=top, as_json=as_json, fit=fit)
     if watch is not None:
         stop = threading.Event()
         # Said here, not left to Python: a shell starts what runs in its background with SIGINT ignored.
@@ -112,7 +123,9 @@ def answer(session: Session, paths: Iterable[Path], *, top: int, as_json: bool, 
         except InputError as error:
             flush()
             refused += 1
-            text = json.dumps({"file": str(path), "error": str(error)}) if as_json else f"refused: {error}"
+            hint = "; --fit scales it, as --resize did in training" if isinstance(error, OtherSize) else ""
+            why = f"{error}{hint}"
+            text = json.dumps({"file": str(path), "error": why}) if as_json else f"refused: {why}"
             click.echo(text, err=True)
     flush()
     return refused
@@ -150,15 +163,6 @@ def images(path: Path, session: Session, *, fit: bool = False) -> Iterator[Named
         yield (str(path) if len(batch) == 1 else f"{path}[{index}]"), np.array(image)
 
 
-def files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files as given, and of folders every readable kind inside, in name order."""
-    for path in paths:
-        if path.is_dir():
-            yield from (p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and p.is_file())
-        else:
-            yield path
-
-
 def arrivals(directory: Path, stop: threading.Event, *, interval: float = 0.2) -> Iterator[Path]:
     """Files of `directory` in name order, then each new or changed one, once it has stopped growing.
 
@@ -179,10 +183,9 @@ def arrivals(directory: Path, stop: threading.Event, *, interval: float = 0.2) -
 
 
 def _states(directory: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    for path in directory.iterdir():
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
-            try:
-                status = path.stat()
-            except OSError:  # gone again
-                continue
-            yield path, (status.st_size, status.st_mtime_ns)
+    for path in picture_files.contents(directory, PassedOver(), suffixes=SUFFIXES).files:
+        try:
+            status = path.stat()
+        except OSError:  # gone again
+            continue
+        yield path, (status.st_size, status.st_mtime_ns)

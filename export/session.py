@@ -6,12 +6,11 @@ where it is, and no model that reaches outside its own file.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,13 @@ import onnxruntime as ort
 
 from export.inspection import MalformedModelError, refers_to_other_files
 
+if TYPE_CHECKING:
+    from fedbac_edge.datasets import picture
+
 SIZE_LIMIT = 64 * 2**20
 LARGEST_BATCH = 64
 MOST_PIXELS = 50_000_000
+"""Of a model's input; those of files and arrays: `picture.MAX_PIXELS`."""
 
 Pixels = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float32]
@@ -33,6 +36,17 @@ class ModelError(ValueError):
 
 class InputError(ValueError):
     """An input does not fit the model; the sentence says what the model takes."""
+
+
+class OtherSize(InputError):
+    """A good picture of another size than the model's."""
+
+    def __init__(self, where: str, error: picture.OtherSize) -> None:
+        (width, height), wanted = error.size, error.wanted
+        super().__init__(
+            f"{where}: the model takes {wanted[0]}x{wanted[1]} pixels, this has {width}x{height} "
+            "(width x height)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,41 +207,23 @@ def session_options() -> ort.SessionOptions:
 
 
 def read_image(source: str | Path | bytes, session: Session, *, fit: bool = False) -> Pixels:
-    """Pixels (height, width, channels) of an image file or its bytes, checked against what the model takes.
+    """Pixels (height, width, channels) of an image file or its bytes, as a device in training sees them.
 
-    The size is read from the file's head, before anything is decoded. `fit` converts the colours and resizes
-    instead of refusing. Raises InputError for files that are no image or do not fit.
+    The size is read from the file's head, before anything is decoded. `fit` resizes instead of refusing
+    another size. Raises InputError for files that are no image or do not fit.
     """
-    from PIL import Image, UnidentifiedImageError
+    from fedbac_edge.datasets import picture
 
-    path = "the image" if isinstance(source, bytes) else source
-    channels, height, width = session.input_shape
-    if channels not in (1, 3):
-        raise InputError(f"image files have 1 or 3 channels, the model takes {channels}")
+    where = "the image" if isinstance(source, bytes) else str(source)
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise InputError(f"{path}: {image.width}x{image.height} pixels are more than is read here")
-            colour = "L" if channels == 1 else "RGB"
-            if not fit:
-                gray = image.mode in ("1", "L", "LA", "I;16")
-                if image.size != (width, height):
-                    raise InputError(
-                        f"{path}: the model takes {width}x{height} pixels, "
-                        f"this has {image.width}x{image.height}"
-                    )
-                if gray != (channels == 1):
-                    raise InputError(
-                        f"{path}: the model takes {'gray' if channels == 1 else 'colour'} images"
-                    )
-            converted = image.convert(colour)
-            if converted.size != (width, height):
-                converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(converted, np.uint8).reshape(height, width, channels)
-    except InputError:
-        raise
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
-        raise InputError(f"{path}: not readable as an image ({error})") from error
+        found = picture.decode(
+            source if isinstance(source, bytes) else Path(source), session.input_shape, resize=fit
+        )
+    except picture.OtherSize as error:
+        raise OtherSize(where, error) from error
+    except picture.PictureError as error:
+        raise InputError(f"{where}: {error}") from error
+    return found.pixels
 
 
 def _read(model: str | Path | bytes, size_limit: int) -> bytes:

@@ -76,6 +76,8 @@ def init(out: Path, name: str | None, preset: str, data: Path | None, force: boo
     click.echo(f"its images: {kind}, {classes}" + ("" if data else "; others: --data, or edit [model]"))
     if seen is not None and seen.scaled:
         click.echo(f"{data} holds other sizes: devices join with --resize, which scales to {width}x{height}")
+    if seen is not None and seen.passed_over.count:
+        click.echo(f"in {data}, {seen.passed_over.sentence()}")
     if key is not None:
         private = key_beside(out)
         click.echo(f"the key of its releases: {private} (keep it with the cloud)")

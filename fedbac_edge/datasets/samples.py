@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 
 import numpy as np
 import numpy.typing as npt
+
+from fedbac_edge.datasets.picture_files import PassedOver
 
 UNLABELLED = -1
 """The label of a sample that nobody has labelled."""
@@ -30,12 +32,14 @@ class Samples:
 
     `x`: uint8 (N, H, W, C), 0 to 255, as stored: the federation's normalisation is applied in training.
     `y`: int64 (N,), positions in the federation's class list, or UNLABELLED where the caller allowed it.
-    `turned_gray`: how many were colour pictures before they were read; not kept by `take`.
+    `turned_gray`: how many were colour pictures before they were read. `passed_over`: files beside them that
+    are not among them. Neither is kept by `take`.
     """
 
     x: npt.NDArray[np.uint8]
     y: npt.NDArray[np.int64]
     turned_gray: int = 0
+    passed_over: PassedOver = field(default_factory=PassedOver)
 
     def __len__(self) -> int:
         return len(self.x)

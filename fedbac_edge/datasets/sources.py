@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbac_edge.datasets import cifar, idx, image_folder, npz, svhn
+from fedbac_edge.datasets import cifar, idx, image_folder, npz, picture, picture_files, svhn
 from fedbac_edge.datasets.samples import UNLABELLED, DataError, Samples
 
 KINDS = (
@@ -32,18 +32,20 @@ def load(
     split: Split = "train",
     resize: bool = False,
     allow_unlabelled: bool = False,
+    strict: bool = False,
 ) -> Samples:
     """Read the data at `path` for a federation with these `classes` and this `input_shape` (C, H, W).
 
     `split` chooses where a folder or an archive holds both a training and a test set; a single file is read
     as it is. `resize` scales pictures of another size. Without `allow_unlabelled` every sample needs a label.
+    `strict` refuses a folder of which a picture cannot be used, instead of passing the picture over.
     Raises DataError, and nothing else, when the data cannot be used.
     """
     place = Path(path)
     try:
         if not place.exists():
             raise DataError(place, "there is no such file or folder", _EXAMPLE)
-        samples = _read(place, classes, input_shape, split, resize, allow_unlabelled)
+        samples = _read(place, classes, input_shape, split, resize, allow_unlabelled, strict)
     except OSError as error:
         raise DataError(place, f"cannot be read: {error}", "Check the path and its permissions") from error
     except MemoryError as error:
@@ -115,6 +117,7 @@ def _read(
     split: Split,
     resize: bool,
     allow_unlabelled: bool,
+    strict: bool,
 ) -> Samples:
     if path.is_dir():
         images = _idx_images(path, split)
@@ -125,9 +128,11 @@ def _read(
         if (path / f"{split}_32x32.mat").is_file():
             return svhn.read(path / f"{split}_32x32.mat", classes)
         archives = sorted(path.glob("*.npz"))
-        if archives:
+        if archives and not picture_files.is_system(archives[0].name):
             raise DataError(path, "a folder with .npz files", f"Give the file itself: --data {archives[0]}")
-        return image_folder.read(path, classes, input_shape, resize=resize, allow_unlabelled=allow_unlabelled)
+        return image_folder.read(
+            path, classes, input_shape, resize=resize, allow_unlabelled=allow_unlabelled, strict=strict
+        )
     if not path.is_file():
         raise DataError(path, "neither a file nor a folder", _EXAMPLE)
     name = path.name.lower()
@@ -139,7 +144,7 @@ def _read(
         return svhn.read(path, classes)
     if name.endswith((".tar.gz", ".tgz", ".tar")):
         return cifar.read(path, classes, split)
-    if path.suffix.lower() in image_folder.SUFFIXES:
+    if path.suffix.lower() in picture.SUFFIXES:
         raise DataError(
             path, "a single picture", "Give the folder of the class folders, for example --data photos/"
         )

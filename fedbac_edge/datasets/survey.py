@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fedbac_edge.datasets import image_folder, npz
+from fedbac_edge.datasets import image_folder, npz, picture, picture_files
+from fedbac_edge.datasets.picture_files import PassedOver
 from fedbac_edge.datasets.samples import UNLABELLED, DataError
 
 SMALLEST, LARGEST = 16, 64
@@ -25,6 +26,7 @@ class Survey:
     """`input`: (channels, height, width). `mean`, `std`: per channel, of pixels scaled to 0..1.
 
     `scaled`: the pictures have other sizes, so a device must be allowed to resize them.
+    `passed_over`: what lies there and is not among them.
     """
 
     classes: tuple[str, ...]
@@ -32,6 +34,7 @@ class Survey:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scaled: bool = False
+    passed_over: PassedOver = field(default_factory=PassedOver)
 
 
 def survey(place: Path) -> Survey:
@@ -50,23 +53,58 @@ def survey(place: Path) -> Survey:
 
 
 def _folder(place: Path) -> Survey:
-    folders = sorted(d.name for d in place.iterdir() if d.is_dir() and not d.name.startswith("."))
-    classes = tuple(name for name in folders if name.lower() not in image_folder.UNLABELLED_FOLDERS)
+    passed = PassedOver()
+    top = picture_files.contents(place, PassedOver())
+    folders = [directory for directory in top.folders if image_folder.has_pictures(directory)]
+    classes = tuple(d.name for d in folders if d.name.lower() not in image_folder.UNLABELLED_FOLDERS)
     if not classes and folders:
         raise DataError(
             place,
-            f"only pictures without a label, in {folders[0]}",
+            f"only pictures without a label, in {folders[0].name}",
             "Its classes must be known: give data that have some labels, or edit [model] by hand",
         )
-    paths = [path for path, _ in image_folder.pictures(place, classes, allow_unlabelled=bool(classes))]
-    headers = {image_folder.header(path) for path in paths}
-    sizes, channels = {size for size, _ in headers}, 3 if any(colour for _, colour in headers) else 1
+    found = image_folder.find(place, classes, allow_unlabelled=bool(classes))
+    passed.merge(found.passed)
+    headers = _headers([path for path, _ in found.pictures], passed)
+    sizes = {header.size for header in headers.values()}
+    channels = 3 if any(header.colour for header in headers.values()) else 1
     width, height = next(iter(sizes))
     scaled = len(sizes) > 1 or not all(SMALLEST <= side <= LARGEST for side in (width, height))
     shape = (channels, SCALED, SCALED) if scaled else (channels, height, width)
-    chosen = _spread(paths)
-    pixels = np.stack([image_folder.decode(path, shape, resize=scaled) for path in chosen])
-    return Survey(classes, shape, *_moments(pixels), scaled)
+    pixels = _pixels(_spread(list(headers)), shape, passed)
+    return Survey(classes, shape, *_moments(pixels), scaled, passed)
+
+
+def _headers(paths: Sequence[Path], passed: PassedOver) -> dict[Path, picture.Header]:
+    """The headers that can be read, in order. Raises DataError when none can."""
+    headers: dict[Path, picture.Header] = {}
+    first: DataError | None = None
+    for path in paths:
+        try:
+            headers[path] = picture.header(path)
+        except ModuleNotFoundError as error:
+            raise image_folder.no_pillow(path) from error
+        except picture.PictureError as error:
+            first = first or image_folder.refusal(path, error)
+            passed.add(image_folder.DAMAGED, path)
+    if not headers and first is not None:
+        raise first
+    return headers
+
+
+def _pixels(paths: Sequence[Path], shape: tuple[int, int, int], passed: PassedOver) -> npt.NDArray[np.uint8]:
+    """Those that can be decoded: uint8 (N, H, W, C). Raises DataError when none can."""
+    decoded: list[npt.NDArray[np.uint8]] = []
+    first: DataError | None = None
+    for path in paths:
+        try:
+            decoded.append(picture.decode(path, shape, resize=True).pixels)
+        except picture.PictureError as error:
+            first = first or image_folder.refusal(path, error)
+            passed.add(image_folder.DAMAGED, path)
+    if not decoded and first is not None:
+        raise first
+    return np.stack(decoded)
 
 
 def _archive(place: Path) -> Survey:

@@ -185,7 +185,7 @@ def test_data_that_tell_nothing(runner: CliRunner) -> None:
         "empty": "no pictures in it",
         "bare": "only pictures without a label",
         "bare.npz": "no labels in it",
-        "torn": "1.png: cannot be read",
+        "torn": "1.png: cannot be decoded: not a picture of a kind that is read here",
         "holes.npz": "1000001 classes by its labels",
         "nothing": "no such folder",
     }.items():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedbac_edge.datasets import image_folder
 from fedbac_edge.datasets.samples import DataError, Samples
 from fedbac_edge.datasets.sources import load
 
@@ -128,7 +127,7 @@ def test_nothing_is_left_out_silently(tmp_path: Path) -> None:
     assert "a folder inside a class folder" in refusal(tmp_path)
     (tmp_path / "cat" / "monday").rename(tmp_path / "dog")
     (tmp_path / "dog" / "3.HEIC").write_bytes(b"x")
-    assert "pictures of the kind .heic cannot be read" in refusal(tmp_path)
+    assert "1 of the kind .heic, which cannot be read: convert" in read(tmp_path).passed_over.sentence()
 
 
 def test_system_files_are_passed_over(tmp_path: Path) -> None:
@@ -151,7 +150,7 @@ def test_a_folder_of_unlabelled_pictures_where_that_is_allowed(tmp_path: Path) -
         save(tmp_path / name)
     assert "pictures without a label are of no use here" in refusal(tmp_path)
     assert read(tmp_path, allow_unlabelled=True).y.tolist() == [1, -1, -1]
-    (tmp_path / "unlabelled" / "more").mkdir()
+    save(tmp_path / "unlabelled" / "more" / "3.png")
     with pytest.raises(DataError, match="a folder inside a class folder"):
         read(tmp_path, allow_unlabelled=True)
 
@@ -192,8 +191,8 @@ def test_a_decompression_bomb_is_refused_by_its_header(tmp_path: Path, side: int
 
 
 def test_two_channels_cannot_come_from_pictures(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 or 3 channels, the federation's have 2"):
-        image_folder.decode(save(tmp_path / "1.png"), (2, 8, 10))
+    with pytest.raises(DataError, match="1 or 3 channels, 2 are asked for"):
+        load(save(tmp_path / "cat" / "1.png").parent.parent, classes=CLASSES, input_shape=(2, 8, 10))
 
 
 def test_colour_pictures_that_a_gray_federation_gets_are_counted(tmp_path: Path) -> None:

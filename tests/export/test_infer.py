@@ -76,7 +76,8 @@ def test_bad_files_do_not_stop_the_others(model: Path, folder: Path) -> None:
     done = CliRunner().invoke(infer, ["--model", str(model), "--json", str(folder)])
     assert done.exit_code == 1
     assert len(done.stdout.splitlines()) == 4
-    refused = [json.loads(row) for row in done.stderr.splitlines()]
+    note, *refused = [json.loads(row) for row in done.stderr.splitlines()]
+    assert note["note"].endswith("1 passed over: 1 no picture by its name (notes.txt)")
     assert [Path(r["file"]).name for r in refused] == ["b.png", "c.npy", "d.npy"]
     assert all(r["error"] for r in refused)
 
@@ -93,6 +94,32 @@ def test_a_folder_without_images_is_said(model: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(infer, ["--model", str(model), str(tmp_path)])
     assert done.stdout == ""
     assert f"{tmp_path}: no image in this folder" in done.stderr
+
+
+def test_what_a_folder_of_pictures_is(model: Path, folder: Path, tmp_path: Path) -> None:
+    """A linked folder counts; what a network drive leaves does not; what is left out is said."""
+    (folder / "more").rename(tmp_path / "elsewhere")
+    (folder / "more").symlink_to(tmp_path / "elsewhere")
+    (folder / "up").symlink_to("..")
+    picture = (folder / "a.png").read_bytes()
+    for name in ("@eaDir/a.png/THUMB.png", ".thumbnails/1.png", "._1.png", "b.heic"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(picture)
+    done = CliRunner().invoke(infer, ["--model", str(model), "--json", str(folder)])
+    assert done.exit_code == 0, done.output
+    names = [Path(json.loads(row)["file"]).name for row in done.stdout.splitlines()]
+    assert names == ["a.png", "b.png", "c.png", "d.png", "e.png"]
+    assert "1 of the kind .heic, which cannot be read" in done.stderr
+    assert "3 hidden or made by a system" in done.stderr
+
+
+def test_another_size_names_the_option_that_scales(model: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (50, 40)).save(tmp_path / "large.png")
+    done = CliRunner().invoke(infer, ["--model", str(model), str(tmp_path / "large.png")])
+    assert done.exit_code == 1
+    assert "takes 28x28 pixels, this has 50x40 (width x height); --fit scales it" in done.stderr
+    fitted = CliRunner().invoke(infer, ["--model", str(model), "--fit", str(tmp_path / "large.png")])
+    assert fitted.exit_code == 0
 
 
 def test_arrivals_waits_for_files_to_stop_growing(tmp_path: Path) -> None:

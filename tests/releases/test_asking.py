@@ -119,12 +119,11 @@ def test_json_says_that_it_is_json(asked: Asked, image: Pixels) -> None:
 
 
 MALFORMED: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "0 bytes are no PNG"),
-    "too short": (b"x" * 783, "783 bytes are no PNG"),
-    "text": (b"what is this?", "13 bytes are no PNG"),
-    "broken png": (b"\x89PNG\r\n\x1a\n" + b"\0" * 50, "not readable as an image"),
+    "nothing": (b"", "0 bytes are no picture"),
+    "too short": (b"x" * 783, "783 bytes are no picture"),
+    "text": (b"what is this?", "13 bytes are no picture"),
+    "broken png": (b"\x89PNG\r\n\x1a\n" + b"\0" * 50, "cannot be decoded"),
     "other size": (b"", "the model takes 28x28 pixels, this has 32x30"),
-    "colour": (b"", "the model takes gray images"),
     "float array": (as_npy(np.zeros((28, 28), np.float32)), "not float32"),
     "objects": (b"\x93NUMPY\x01\x00" + b"\x10\x00" + b"{'descr': '|O'} ", "not readable as an .npy file"),
     "two images": (as_npy(np.zeros((2, 28, 28), np.uint8)), "about one image, not about 2"),
@@ -133,7 +132,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
         "bytes",
     ),
     "messagepack without an image": (msgspec.msgpack.encode({"picture": b"x"}), "not a question"),
-    "messagepack with a bad image": (msgspec.msgpack.encode({"image": b"x"}), "1 bytes are no PNG"),
+    "messagepack with a bad image": (msgspec.msgpack.encode({"image": b"x"}), "1 bytes are no picture"),
 }
 
 
@@ -142,10 +141,6 @@ def test_a_malformed_question_gets_an_error(asked: Asked, image: Pixels, case: s
     payload, reason = MALFORMED[case]
     if case == "other size":
         payload = as_file(np.zeros((30, 32, 1), np.uint8), "PNG")
-    if case == "colour":
-        file = io.BytesIO()
-        Image.new("RGB", (28, 28)).save(file, "PNG")
-        payload = file.getvalue()
     correlation = asked.client.ask("dev-1", payload)
     message = asked.client.answers.get(timeout=20)
     assert message.properties.CorrelationData == correlation
