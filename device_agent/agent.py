@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import platform
 import threading
 from collections.abc import Iterator
 
@@ -18,7 +17,7 @@ from device_agent.settings import Settings
 from device_agent.stay import check_gateway, find, staying
 from device_agent.voice import Voice
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
-from fedbac_edge import live_settings, notify, tiers
+from fedbac_edge import live_settings, notify, tiers, vector_level
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
@@ -140,7 +139,7 @@ def _profile(opened: pipe.Opened) -> Profile:
         samples=opened.samples,
         labelled=opened.labelled,
         holdout=opened.holdout,
-        hardware=f"{platform.machine()}, {cores} cores",
+        hardware=f"{vector_level.level()}, {cores} cores",
     )
 
 

@@ -12,7 +12,7 @@ from broker.topics import BadName
 from broker.url import BadUrl
 from device_agent import settings
 from device_agent.voice import Voice
-from fedbac_edge import __version__
+from fedbac_edge import __version__, vector_level
 from fedbac_edge.datasets.samples import DataError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +29,7 @@ def main() -> None:
       fedbac-agent serve --edge gw1
       fedbac-agent infer --model cluster-0.onnx picture.png
     """
+    vector_level.start_capped()
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:

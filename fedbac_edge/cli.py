@@ -6,6 +6,8 @@ import importlib
 
 import click
 
+from fedbac_edge import vector_level
+
 COMMANDS = {
     "demo": "fedbac_edge.commands.demo:demo",
     "init": "fedbac_edge.commands.init:init",
@@ -60,6 +62,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    vector_level.start_capped()
     cli(prog_name="fedbac")
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedbac_edge.learning.compiler import NoKernel, load_library
+from fedbac_edge.learning.compiler import NoKernel, SwitchedOff, load_library
 from fedbac_edge.learning.fused import FusedLeNet
 from fedbac_edge.learning.losses import cross_entropy, soft_cross_entropy, softmax
 from fedbac_edge.learning.normalise import Labels
@@ -261,8 +261,10 @@ def _kernel_or_reason(model: LeNet) -> Kernel | str:
     try:
         kernel = Kernel(model)
         _hold_to_fused(kernel)
+    except SwitchedOff as reason:
+        return str(reason)
     except NoKernel as reason:
-        log.info("training without the compiled kernel: %s", reason)
+        log.warning("training without the compiled kernel, on a slower path: %s", reason)
         return str(reason)
     return kernel
 

@@ -41,7 +41,7 @@ from fedbac_edge.semi.study import Study, StudyError, check
 from fedbac_edge.semi.workers import Workers
 from fedbac_edge.simulation import folder as run_folder
 from fedbac_edge.simulation.folder import write_whole
-from fedbac_edge.simulation.machine import machine
+from fedbac_edge.simulation.machine import check_machine, machine
 from fedbac_edge.simulation.presets import MODELS
 from fedbac_edge.simulation.run import LAST
 
@@ -123,12 +123,11 @@ def run(
         )
         if not (folder / "run.json").exists():
             write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))
-        elif (stored := read_about(folder)) != about:
-            raise StudyError(
-                f"{folder} was begun with {stored.machine}, split {stored.split[:12]}, here are "
-                f"{about.machine}, split {about.split[:12]}: its results would be mixed; start it anew in "
-                "another folder"
-            )
+        else:
+            stored = read_about(folder)
+            begun = {**stored.machine, "split": stored.split[:12]}
+            here = {**about.machine, "split": about.split[:12]}
+            check_machine(folder, begun, here, "semi", StudyError)
         state, last = _stored(hall, folder / "state.safetensors")
         with (
             contextlib.closing(opened(folder / "metrics.jsonl", last)) as table,

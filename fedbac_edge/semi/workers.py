@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -75,6 +76,7 @@ def done(future: Future[T]) -> T:
 def _begin(folder: str, leash: Connection) -> None:
     global _hall
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent
+    logging.getLogger("fedbac_edge.learning").setLevel(logging.ERROR)  # so are words about this machine
     threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
+from fedbac_edge import vector_level
 from fedbac_edge.models.description import Architecture
 
 
 def machine(model: Architecture) -> dict[str, str]:
-    """Versions, processor, and the path on which this process trains `model`."""
+    """Versions, processor family, vector level, and the path on which this process trains `model`."""
     import torch
 
     from fedbac_edge.learning.local import best_backend
@@ -20,5 +23,28 @@ def machine(model: Architecture) -> dict[str, str]:
         "numpy": np.__version__,
         "torch": str(torch.__version__),
         "machine": platform.machine(),
+        "level": vector_level.level(),
         "training": best_backend(model),
     }
+
+
+def check_machine(
+    folder: Path, stored: Mapping[str, str], here: Mapping[str, str], command: str, error: type[Exception]
+) -> None:
+    """May the run in `folder`, begun on `stored`, go on `here`? Raises `error` naming what differs.
+
+    What a run of an earlier version did not record is not held against it.
+    """
+    unlike = {name for name, value in stored.items() if here.get(name) != value}
+    if not unlike:
+        return
+    told = ", ".join(f"{name} {stored[name]}, here {here.get(name, 'none')}" for name in sorted(unlike))
+    remedy = "start it anew in another folder"
+    if "level" in unlike:
+        # Of a lower level the path may be another one, too: first the level.
+        if stored["level"] in vector_level.levels():
+            cap = f"{vector_level.VARIABLE}={stored['level']}"
+            remedy = f"go on with {cap} fedbac {command} --resume --out {folder}, or {remedy}"
+        else:
+            remedy = f"go on where the processor has {stored['level']}, or {remedy}"
+    raise error(f"{folder} was begun with {told}: its results would be mixed; {remedy}")

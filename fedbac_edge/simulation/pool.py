@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import multiprocessing
 import os
 import signal
@@ -48,7 +49,7 @@ class Pool:
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or available_cores()
-        self._processes = [_Process(f"laboratory-{index}") for index in range(self.workers)]
+        self._processes = [_Process(f"laboratory-{index}", index == 0) for index in range(self.workers)]
         self._dispatch = Dispatch([process.ask for process in self._processes])
 
     def __enter__(self) -> Pool:
@@ -77,10 +78,10 @@ class Pool:
 class _Process:
     """A worker, and what it holds."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tells: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process: Any = context.Process(target=_work, args=(theirs,), name=name, daemon=True)
+        self._process: Any = context.Process(target=_work, args=(theirs, tells), name=name, daemon=True)
         self._process.start()
         theirs.close()
         self._shelf = _Shelf()
@@ -130,8 +131,10 @@ class _Shelf:
 # --- in the worker process ------------------------------------------------------------------------
 
 
-def _work(connection: Connection) -> None:
-    """Answer orders until the other end of the pipe is gone."""
+def _work(connection: Connection, tells: bool) -> None:
+    """Answer orders until the other end of the pipe is gone. One worker `tells` of this machine, for all."""
+    if not tells:
+        logging.getLogger("fedbac_edge.learning").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which then ends us
     os.environ["OMP_NUM_THREADS"] = "1"
     blobs: dict[str, bytes] = {}

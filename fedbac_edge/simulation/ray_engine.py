@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedbac_edge import __version__
+from fedbac_edge import __version__, vector_level
 from fedbac_edge.simulation import engine, grounds
 from fedbac_edge.simulation.dispatch import Dispatch
 from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
@@ -284,13 +284,4 @@ class _Worker:
 
 @lru_cache(maxsize=4)
 def _kind(federation: bytes) -> dict[str, str]:
-    return {**machine_for(federation), "fedbac-edge": __version__, "processor": _processor()}
-
-
-def _processor() -> str:
-    """The processor's model: another one may sum in another order."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+    return {**machine_for(federation), "fedbac-edge": __version__, "processor": vector_level.model_name()}

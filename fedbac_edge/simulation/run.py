@@ -34,6 +34,7 @@ from fedbac_edge.simulation.folder import write_whole
 from fedbac_edge.simulation.grounds import Grounds, lay_out
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.laboratory import Laboratory, hashes
+from fedbac_edge.simulation.machine import check_machine
 from fedbac_edge.simulation.scenario import Scenario, ScenarioError, check
 
 LAST = 10
@@ -115,11 +116,8 @@ def simulate(
         )
         if not (folder / "run.json").exists():
             write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))
-        elif (stored := read_about(folder)).machine != about.machine:
-            raise ScenarioError(
-                f"{folder} was begun with {stored.machine}, here is {about.machine}: its results would be "
-                "mixed; start it anew in another folder"
-            )
+        else:
+            check_machine(folder, read_about(folder).machine, about.machine, "simulate", ScenarioError)
         with contextlib.closing(Journal(folder / "metrics.jsonl")) as journal:
             parts = Laboratory(scenario, grounds, engine, folder / "stores").run(journal, tell)
             result = _result(journal.rows, hashes(parts))
