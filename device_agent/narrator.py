@@ -181,6 +181,9 @@ class Narrator:
                 self._note("declined", f"{head}: declined to {kind}: {why}", round=round, kind=kind, why=why)
             case "gave up":
                 self._note("gave up", f"{head}: gave up: {why}", round=round, kind=kind, why=why)
+            case "restored":
+                text = "the cloud was restored from an older backup; following it from there"
+                self._note("federation", text, instance=line.subject)
             case "new federation":
                 self._note("federation", "the federation has started anew", instance=line.subject)
 

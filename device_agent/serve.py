@@ -214,6 +214,13 @@ def sentence(line: LedgerLine) -> str:
             return f"from now on trusting the key {line.subject}, which signed the first release that came"
         case "refused":
             return f"refused: {why}"
+        case "restored":
+            return (
+                f"the cloud was restored from an older backup: following its release {line.detail['number']} "
+                f"after release {line.detail['before']}"
+            )
+        case "new federation":
+            return f"the federation has started anew: following its release {line.detail['number']}"
         case "went back":
             to = line.detail["to"]
             return f"went back to release {to}: {why}" if to else f"no model left: {why}"

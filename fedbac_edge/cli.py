@@ -22,6 +22,8 @@ COMMANDS = {
     "gateway": "fedbac_edge.commands.gateway:gateway",
     "release": "fedbac_edge.commands.release:release",
     "status": "fedbac_edge.commands.status:status",
+    "backup": "fedbac_edge.commands.backup:backup",
+    "restore": "fedbac_edge.commands.backup:restore",
     "doctor": "fedbac_edge.commands.doctor:doctor",
     "export": "fedbac_edge.commands.export:export",
 }

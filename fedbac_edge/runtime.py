@@ -304,6 +304,16 @@ def _end_here() -> None:
 @contextlib.contextmanager
 def opened_store(directory: Path, name: str) -> Iterator[Store]:
     """The store `directory/name.sqlite`, held against a second process. Raises StoreError."""
+    with held_store(directory, name) as path, contextlib.closing(Store(path)) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def held_store(directory: Path, name: str) -> Iterator[Path]:
+    """The path of the store `directory/name.sqlite`, which no other process opens meanwhile.
+
+    Raises StoreError.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -318,10 +328,6 @@ def opened_store(directory: Path, name: str) -> Iterator[Store]:
             raise StoreInUse(
                 f"another process uses {directory / name}.sqlite; stop it, or give this one another --state"
             ) from None
-        store = Store(directory / f"{name}.sqlite")
-        try:
-            yield store
-        finally:
-            store.close()
+        yield directory / f"{name}.sqlite"
     finally:
         os.close(lock)

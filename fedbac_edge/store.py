@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedbac_edge import damage
+
 SCHEMA_VERSION = 1
 
 _MIGRATIONS: dict[int, str] = {
@@ -149,6 +151,13 @@ class Store:
     def close(self) -> None:
         """Close the file; a WAL is folded in."""
         self._connection.close()
+
+    def damage(self) -> str:
+        """What is wrong with the file, in a few words; "" when nothing is. Reads all of it."""
+        try:
+            return damage.found(self._connection)
+        except sqlite3.DatabaseError as error:
+            return str(error)
 
     def compact(self) -> None:
         """Give back the space of what was deleted; outside of a transaction."""

@@ -67,7 +67,7 @@ def cloud(
         state.contested, state.reclaimed = True, -1e9
     if signer is not None and not state.founded:
         state.founded = int(wall())
-    machine = Cloud(federation, store.blobs, state, signer, continuing)
+    machine = Cloud(federation, store.blobs, state, signer, continuing, int(wall()))
     name = federation.name
     listens: dict[str, tuple[type[messages.Message], ...]] = {
         topics.spec(name): (messages.Spec,),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedbac_edge.federation import Federation
     from fedbac_edge.node import Node
     from fedbac_edge.protocol.cloud_state import CloudState
+    from fedbac_edge.store import LedgerLine
 
 
 @click.group()
@@ -157,6 +158,7 @@ class Follow:
         self._told_waiting = ""
         lines = node.store.ledger(kind="summary")
         self._last = lines[-1].id if lines else 0
+        self._last_restored = node.store.ledger()[-1].id if node.store.ledger() else 0
         if lines:
             view.note(f"going on after round {lines[-1].round}")
             view.campaign(*self._campaign(node, lines[-1].round))
@@ -171,6 +173,9 @@ class Follow:
             self._last = line.id
             self._view.campaign(*self._campaign(node, line.round))
             self._view.summary(msgspec.convert(line.detail, RoundSummary), line.wall)
+        for line in node.store.ledger(kind="restored", after=self._last_restored):
+            self._last_restored = line.id
+            self._view.note(restored(line))
         if self._link() != self._told_link:
             self._told_link = self._link()
             self._view.note(f"broker: {self._told_link}")
@@ -197,6 +202,14 @@ class Follow:
         if number > 1 and round <= before:
             number, before = number - 1, max(0, before - self._federation.rounds)
         return number, before
+
+
+def restored(line: LedgerLine) -> str:
+    """The ledger's line about a restored cloud, for people."""
+    return (
+        f"restored from an older backup ({line.detail['why']}): going on from round {line.round} as "
+        f"instance {line.subject}; gateways and devices follow"
+    )
 
 
 def missing(state: CloudState, federation: Federation) -> str:

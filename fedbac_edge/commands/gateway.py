@@ -168,6 +168,13 @@ def sentence(line: LedgerLine) -> str:
     match line.kind:
         case "spec":
             return f"federation {line.subject} described by the cloud"
+        case "restored":
+            return f"the cloud was restored from an older backup; following it (instance {line.subject})"
+        case "stale task" if "newest" in detail:
+            return (
+                f"round {line.round}: asked again, but round {detail['newest']} has begun here; told the "
+                "cloud, which may have been restored from an older backup"
+            )
         case "selected":
             how = "drawn" if detail["warm_up"] else "ranked by their posteriors"
             return f"round {line.round}: asked {', '.join(detail['asked']) or 'nobody'} ({how})"

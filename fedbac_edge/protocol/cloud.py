@@ -28,6 +28,7 @@ from fedbac_edge.protocol import (
     gate,
     generations,
     releasing,
+    restoration,
     site_tasks,
     sites,
     summaries,
@@ -77,10 +78,14 @@ class Cloud:
         state: CloudState,
         signer: releasing.Signer | None = None,
         continuing: bool = False,
+        began: int = 0,
     ) -> None:
-        """`continuing`: a campaign that is over is followed by another one, on and on."""
+        """`continuing`: a campaign that is over is followed by another one, on and on.
+
+        `began`: when this process started, in seconds since 1970; only a restored cloud asks for it.
+        """
         self.federation, self.blobs, self.state, self.signer = federation, blobs, state, signer
-        self.continuing = continuing
+        self.continuing, self.began = continuing, began
         self.method = method(federation)
         model = federation.model
         self.model = architecture(model.architecture, model.input, len(model.classes))
@@ -124,6 +129,7 @@ class Cloud:
         match event:
             case Started():
                 self.state.session += 1
+                self.state.proven = ()
                 return self._found(now) if self.state.phase == "new" else self._go_on_after_restart(now)
             case Hello():
                 return [*self._reclaim(now), self.status(self.state.phase)]
@@ -132,7 +138,7 @@ class Cloud:
             case Received(message=GatewayStatus() as status):
                 return self._presence(event.channel.gateway, status, now)
             case Received(message=Taken() as taken):
-                return self._taken(event.channel.gateway, taken)
+                return self._taken(event.channel.gateway, taken, now)
             case Received(message=GatewayUpdate() as update):
                 return self._update(event.channel.gateway, update, event.size, now)
             case Received(message=GatewayScores() as scores):
@@ -174,6 +180,10 @@ class Cloud:
         self.state.contested = (spec.instance, spec.federation) != own
         if not self.state.contested:
             return []
+        if restoration.was_succeeded(self.state, spec.instance):
+            return self._renew(
+                f"the broker holds a later generation of this federation, {spec.instance}", now
+            )
         return [Log("foreign spec", spec.instance, self.state.round), *self._reclaim(now)]
 
     def _reclaim(self, now: float) -> list[Action]:
@@ -233,7 +243,10 @@ class Cloud:
         state.phase, state.round, state.began = "training", state.round + 1, now
         state.reports = {}
         limit = deadlines.adaptive(
-            state.seconds, federation.deadlines.deadline_min_s, federation.deadlines.deadline_max_s
+            state.seconds,
+            federation.deadlines.deadline_min_s,
+            federation.deadlines.deadline_max_s,
+            state.voids,
         )
         state.timers, state.collecting = {}, collecting.begin(state.collecting, now + limit, asked)
         sends = [
@@ -267,9 +280,34 @@ class Cloud:
                 state.clustering = linucb.join(state.clustering, gateway, places[gateway], progress)
         return [Log("assigned", gateway, state.round + 1, {"cluster": places[gateway]}) for gateway in fresh]
 
-    def _taken(self, gateway: str, taken: Taken) -> list[Action]:
+    # --- restored from an older backup ---
+
+    def _renew(self, why: str, now: float) -> list[Action]:
+        """A new generation of the instance, said to all; the open phase begins again."""
+        state = self.state
+        begun = restoration.renew(state, why, now)
+        said: list[Action] = [*begun, self._spec()]
+        if self.signer is not None and state.founded:
+            said += releasing.renewed(state, self.federation, self.signer, self.began)
+        match state.phase:
+            case "training":
+                state.round -= 1
+                return [*said, *self._begin(now)]
+            case "evaluating":
+                return [*said, *self._evaluate(now)]
+            case "gathering":
+                state.timers = {"gather": now + self.federation.deadlines.gather_s}
+        return [*said, self.status(state.phase)]
+
+    def _taken(self, gateway: str, taken: Taken, now: float) -> list[Action]:
+        if restoration.is_ahead(self.state, gateway, taken):
+            at = f"this one is in round {self.state.round}"
+            why = f"{gateway} has been given round {taken.round} by this federation's cloud, and {at}"
+            return self._renew(why, now)
         current = {"training": "train", "evaluating": "evaluate"}.get(self.state.phase)
         if (taken.kind, taken.round) != (current, self.state.round):
+            return []
+        if taken.instance not in (None, self.state.instance):
             return []
         return [Settle(task_key(gateway))]
 
@@ -303,6 +341,7 @@ class Cloud:
             "void": update.void,
             "bytes": size,
         }
+        restoration.prove(state, gateway)
         self._collect(collecting.count(state.collecting, "train", gateway, _counted(update)), now)
         receipt = self._receipt(gateway, "train", update.round, True)
         line = Log("reported", gateway, update.round, detail)
@@ -342,8 +381,10 @@ class Cloud:
         fresh, unprotected = averaging.two_phases(
             state.reports, self.method, state.assignment, state.parts, self.blobs, self.federation
         )
-        took = max((r.took for r in state.reports.values() if r.weight), default=now - state.began)
-        state.seconds, state.void = [*state.seconds, took][-deadlines.HISTORY :], not fresh
+        took = [report.took for report in state.reports.values() if report.weight]
+        if took:  # a void round does not tell how long a round takes
+            state.seconds = [*state.seconds, max(took)][-deadlines.HISTORY :]
+        state.void, state.voids = not fresh, 0 if fresh else state.voids + 1
         summary = summaries.of_training(state, now)
         published = generations.advance(state, self.method, fresh)
         closed = [
@@ -393,6 +434,7 @@ class Cloud:
         up, down = state.traffic
         state.traffic = (up + scores.traffic.up + size, down + scores.traffic.down)
         line = Log("scored", gateway, scores.round, {"answered": scores.answered, "bytes": size})
+        restoration.prove(state, gateway)
         self._collect(collecting.count(state.collecting, "evaluate", gateway, _counted(scores)), now)
         return [Settle(task_key(gateway)), self._receipt(gateway, "evaluate", scores.round, True), line]
 
@@ -458,7 +500,10 @@ class Cloud:
         return [Log("campaign", "", self.state.round, {"number": self.state.campaign}), *self._go_on(now)]
 
     def _go_on_after_restart(self, now: float) -> list[Action]:
-        again = self._release_again()
+        renewed: list[Action] = []
+        if self.state.restored:
+            renewed = self._renew("it was restored by `fedbac restore`", now)
+        again = [*renewed, *self._release_again()]
         if self.state.phase != "finished":
             return again
         if self.state.round < self.last_round:  # more rounds than when it ended

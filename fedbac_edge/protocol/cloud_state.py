@@ -62,6 +62,12 @@ class CloudState(msgspec.Struct, kw_only=True):
     """All that the cloud remembers between events."""
 
     instance: str
+    restored: str = ""
+    """Not empty: this state came out of a backup, and a new generation of the instance is to begin."""
+    former: tuple[str, ...] = ()
+    """The instances of the generations before this one."""
+    proven: tuple[str, ...] = ()
+    """Gateways with a report that counted since this process started (`restoration`)."""
     session: int = 0
     contested: bool = False
     """The specification on the broker is not this one: another cloud's, or from before a change."""
@@ -99,6 +105,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     """What the latest rounds took; those of devices that never answered do not count."""
     void: bool = False
     """The latest round brought no update at all."""
+    voids: int = 0
+    """How many rounds in a row did not."""
     began: float = 0.0
     last: RoundSummary | None = None
     timers: dict[str, float] = {}

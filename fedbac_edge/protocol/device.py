@@ -18,7 +18,7 @@ from fedbac_edge import __version__, live_settings
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
 from fedbac_edge.parts import PartError
-from fedbac_edge.protocol import feedback, gate
+from fedbac_edge.protocol import feedback, gate, restoration
 from fedbac_edge.protocol.engine import (
     Action,
     Channel,
@@ -157,8 +157,9 @@ class Device:
             case Received(message=TrainTask() | EvaluateTask() as task):
                 return self._take(task, now)
             case Received(message=Spec(instance=instance)) if instance != self.state.instance:
+                kind = "restored" if restoration.is_kin(instance, self.state.instance) else "new federation"
                 self.state = DeviceState(instance=instance, session=self.state.session)
-                return [StopWork(), Settle(ANSWER), Log("new federation", instance)]
+                return [StopWork(), Settle(ANSWER), Log(kind, instance)]
             case Received(message=Spec() as spec) if spec.federation != self.federation:
                 return self._follow(spec.federation)
             case Received(message=Receipt() as receipt):

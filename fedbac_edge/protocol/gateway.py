@@ -25,6 +25,7 @@ from fedbac_edge.protocol import (
     gate,
     gateway_reports,
     gateway_tasks,
+    restoration,
     roster,
     selection,
 )
@@ -171,11 +172,13 @@ class Gateway:
         if state.spec is not None and state.spec.instance == spec.instance:
             return self._follow(state.spec.federation, spec)
         # Another federation under this name: nothing of the old one counts, but who is there still is.
-        self.state = GatewayState(session=state.session, spec=spec, members=state.members)
+        restored = state.spec is not None and restoration.is_kin(spec.instance, state.spec.instance)
+        known = state.posteriors if restored else {}
+        self.state = GatewayState(session=state.session, spec=spec, members=state.members, posteriors=known)
         return [
             Settle(REPORT),
             *(Settle(task_key(name)) for name in state.collecting.asked),
-            Log("spec", spec.instance),
+            Log("restored" if restored else "spec", spec.instance),
             *self._readiness(),
         ]
 
@@ -217,7 +220,9 @@ class Gateway:
             return [Log("foreign task", kind, task.round), Refresh(Channel("spec"))]
         if state.task is not None:
             if gateway_tasks.order(task) < gateway_tasks.order(state.task):
-                return [Log("stale task", kind, task.round)]
+                # Either it was overtaken on its way, or the cloud is an old copy of itself: it can tell.
+                behind = Log("stale task", kind, task.round, {"newest": state.task.round})
+                return [behind, self._taken(state.task, task.instance)]
             if task == state.task:
                 return [self._taken(task)]
         dropped = [Settle(task_key(device)) for device in state.collecting.waiting]
@@ -494,8 +499,9 @@ class Gateway:
     def _report(self, report: GatewayUpdate | GatewayScores) -> Send:
         return Send(Channel("update", self.name), report, REPORT)
 
-    def _taken(self, task: GatewayTask | GatewayEvaluation) -> Send:
-        return Send(Channel("reply", self.name), Taken(kind=gateway_tasks.kind(task), round=task.round))
+    def _taken(self, task: GatewayTask | GatewayEvaluation, instance: str | None = None) -> Send:
+        taken = Taken(kind=gateway_tasks.kind(task), round=task.round, instance=instance)
+        return Send(Channel("reply", self.name), taken)
 
     def _device_receipt(self, device: str, kind: str, round: int, accepted: bool, reason: str = "") -> Send:
         receipt = Receipt(kind=kind, round=round, accepted=accepted, reason=reason[:400])

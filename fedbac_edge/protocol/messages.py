@@ -229,6 +229,8 @@ class Taken(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=
 
     kind: Text
     round: Round
+    instance: Instance | None = None
+    """Given in answer to an older task: the gateway has this newer one of the same instance."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ cloud that is killed before that builds again, and one that is killed after it s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -149,6 +150,21 @@ def _follow(state: CloudState, method: Method) -> list[Action]:
     if not state.build_again or state.phase == "evaluating":
         return []
     return order(state, method, state.round - 1 if state.phase == "training" else state.round)
+
+
+def renewed(state: CloudState, federation: Federation, signer: Signer, began: int) -> list[Action]:
+    """The cloud was restored from a backup: its newest release goes out again, and counts as the newer one.
+
+    Devices may serve a release from after the backup. They follow who was founded later, so that is now:
+    `began` is when this process started, in seconds since 1970.
+    """
+    state.founded = max(state.founded + 1, began)
+    if state.building is not None:
+        state.building = replace(state.building, instance=state.instance)
+    if not state.releases:
+        return []
+    again = msgspec.structs.replace(state.releases[-1], number=state.release_number + 1)
+    return _publish(state, federation, again, signer)
 
 
 # --- going back -----------------------------------------------------------------------------------

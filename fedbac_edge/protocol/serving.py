@@ -16,6 +16,7 @@ import msgspec
 
 from fedbac_edge import __version__
 from fedbac_edge.parts import digest
+from fedbac_edge.protocol import restoration
 from fedbac_edge.protocol.engine import (
     Action,
     Channel,
@@ -175,14 +176,22 @@ class Serving:
             if manifest.founded != founded:
                 older = f"release {manifest.number} is of an earlier federation of this name"
             return self._refuse(older)
+        anew = self._begun_anew(manifest)
         self.state.newest = manifest.order
         if manifest.size > SIZE_LIMIT:
-            return self._refuse(
-                f"release {manifest.number} has {manifest.size} bytes, over the limit of {SIZE_LIMIT}"
-            )
+            large = f"release {manifest.number} has {manifest.size} bytes, over the limit of {SIZE_LIMIT}"
+            return [*anew, *self._refuse(large)]
         self.state.pending = manifest
         self.state.attempts, self.state.spoiled, self.state.timers = 0, 0, {}
-        return [*self._pin(release.key), *self._go_on(), self._tell()]
+        return [*anew, *self._pin(release.key), *self._go_on(), self._tell()]
+
+    def _begun_anew(self, manifest: Manifest) -> list[Action]:
+        """Releases are counted anew: after the cloud was restored from a backup, or founded again."""
+        (founded, number), latest = self.state.newest, self.state.pending or self.state.current
+        if not founded or manifest.founded == founded or latest is None:
+            return []
+        kind = "restored" if restoration.is_kin(manifest.instance, latest.instance) else "new federation"
+        return [Log(kind, manifest.instance, manifest.round, {"number": manifest.number, "before": number})]
 
     def _read(self, release: Release) -> Manifest:
         """The manifest, when it is signed and meant for this device. Raises Refused."""
