@@ -22,7 +22,6 @@ from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
-from fedbac_edge.node import Node
 from fedbac_edge.protocol.device import Device, Profile
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store
@@ -80,10 +79,11 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
         federation = spec.federation.name
         with opened_store(settings.state, f"{federation}.{settings.edge}") as store:
             node = tiers.device(spec, settings.edge, name, _profile(opened), store)
-            assert isinstance(node.machine, Device)
+            device = node.machine
+            assert isinstance(device, Device)
             narrator = Narrator(
                 voice.say,
-                node.machine,
+                device,
                 f"joined {federation} as {name} at gateway {settings.edge} ({settings.broker}): "
                 f"{opened.summary}",
                 {
@@ -106,7 +106,7 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
                 open_bus,
                 worker,
                 observe=lambda node: narrator.observe(node, runtime.link),
-                until=lambda node: _is_over(node, spec),
+                until=lambda node: _is_over(device, spec),
             )
             try:
                 with leaving.stops(runtime), _reminding(narrator), notify.watched([runtime.poke]):
@@ -116,10 +116,8 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
                 raise Failed(str(error)) from error
 
 
-def _is_over(node: Node, spec: Spec) -> bool:
+def _is_over(machine: Device, spec: Spec) -> bool:
     """True when there is another federation now, or settings that need a new training process."""
-    machine = node.machine
-    assert isinstance(machine, Device)
     if machine.state.instance != spec.instance:
         return True
     changed = live_settings.restarts_trainers(spec.federation, machine.federation)
