@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import pytest
 import torch
 
@@ -173,6 +179,66 @@ def test_int8_stays_close(trained: ServedModel, test_images: Images, test_labels
     assert (logits.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.98
     lost = (expected.argmax(axis=1) == labels).mean() - (logits.argmax(axis=1) == labels).mean()
     assert lost < 0.01
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lenet", RGB), ("lenet-wide", GRAY)])
+def test_int8_cannot_saturate_where_products_are_added_in_16_bits(
+    make_model: MakeModel,
+    photographs: Callable[[tuple[int, int, int]], Images],
+    name: str,
+    shape: tuple[int, int, int],
+) -> None:
+    """vpmaddubsw (AVX2 without VNNI) adds the products of two neighbouring pairs, uint8 by int8, in int16."""
+    proto = quantise.quantise(make_model(name, shape), photographs(shape)[:50])
+    weights = [
+        onnx.numpy_helper.to_array(stored)
+        for stored in proto.graph.initializer
+        if stored.data_type == onnx.TensorProto.INT8 and stored.name.endswith(".weight")
+    ]
+    assert len(weights) == 4
+    for weight in weights:
+        largest = np.abs(weight.astype(np.int64)).max()
+        assert 2 * 255 * largest < 2**15
+        assert largest >= 60, "and the range is used"
+
+
+ANSWER = """
+import sys
+import numpy as np
+from export.session import Session
+images = np.load(sys.argv[2])
+np.save(sys.argv[3], Session(open(sys.argv[1], "rb").read()).logits(images))
+"""
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lenet", RGB), ("lenet-wide", GRAY)])
+def test_int8_answers_alike_on_a_processor_without_vnni(
+    make_model: MakeModel,
+    photographs: Callable[[tuple[int, int, int]], Images],
+    tmp_path: Path,
+    name: str,
+    shape: tuple[int, int, int],
+) -> None:
+    """An emulated Haswell takes onnxruntime's other kernels, whatever this machine has."""
+    if shutil.which("qemu-x86_64") is None or platform.machine() != "x86_64":
+        pytest.skip("qemu-x86_64 is not installed here (Debian package qemu-user)")
+    model, images = make_model(name, shape, (0.5, 0.5)), photographs(shape)[:100]
+    file, given, answered = tmp_path / "int8.onnx", tmp_path / "images.npy", tmp_path / "logits.npy"
+    file.write_bytes(quantise.quantise(model, images).SerializeToString())
+    np.save(given, images)
+    subprocess.run(
+        ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", ANSWER, file, given, answered],
+        check=True,
+        capture_output=True,
+    )
+    there, here, expected = (
+        np.load(answered),
+        Session(file.read_bytes()).logits(images),
+        in_torch(model, images),
+    )
+    largest = np.abs(expected).max()
+    assert np.abs(there - here).max() < 0.01 * largest
+    assert np.abs(there - expected).max() < 0.05 * largest
 
 
 @pytest.mark.parametrize("coefficients", [(1.0,), (0.5, 0.5)])
