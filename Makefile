@@ -14,7 +14,10 @@ CODE := fedbac_edge device_agent broker export tests benchmarks
 .PHONY: setup demo check test soak clean
 .DEFAULT_GOAL := setup
 
-setup: .venv/system.stamp .venv/packages.stamp
+# The Python is looked at first: nothing is installed for one that is too old.
+setup:
+	@sh .ci/virtual-environment $(PYTHON) check
+	@$(MAKE) --no-print-directory .venv/packages.stamp
 
 demo: setup
 	@$(BIN)/python -m fedbac_edge.cli demo --broker-kind $(BROKER) --method $(METHOD) $(DEMO)
@@ -34,17 +37,16 @@ soak: setup
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.venv/bin/python: | .venv/system.stamp
-	$(PYTHON) -m venv .venv
-
-.venv/packages.stamp: pyproject.toml constraints.txt | .venv/bin/python
+.venv/packages.stamp: pyproject.toml constraints.txt | .venv/system.stamp
+	@sh .ci/virtual-environment $(PYTHON)
 	@echo "Python packages for .venv: minutes, and 1.4 GB of disk with a CPU build of torch (CUDA's take several more)"
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt byzfl
-	@touch $@
+	@$(BIN)/python .ci/install-packages .venv/packages.log -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt byzfl
+	@touch .venv/system.stamp $@
 
 # Packages of the system. Other systems, and users who are not root, are told what is missing; nothing fails,
 # since without Mosquitto there is the embedded broker.
 .venv/system.stamp: pyproject.toml
 	@sh .ci/system-packages $(PYTHON)
-	@mkdir -p .venv && touch $@
+	@sh .ci/virtual-environment $(PYTHON)
+	@touch $@

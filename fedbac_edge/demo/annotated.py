@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from export.session import Session
 from fedbac_edge.commands.export import export_all
-from fedbac_edge.commands.rounds import percent, size
+from fedbac_edge.commands.rounds import accuracy_by_site, mean, percent, size
 from fedbac_edge.commands.shards import DESCRIPTION
 from fedbac_edge.datasets import npz
+from fedbac_edge.demo.comparable import Comparison, compare
 from fedbac_edge.methods import method
 from fedbac_edge.protocol.messages import RoundSummary
 from fedbac_edge.store import LedgerLine, Store
@@ -47,6 +49,8 @@ class AnnotatedVerdict:
     kinds: tuple[Kind, ...]
     test_samples: int
     rounds: int
+    compared: Comparison
+    """Of the served model: hold-outs beside test images."""
     training_s: float
     """Sum over rounds and evaluations."""
     up_bytes: int
@@ -64,22 +68,29 @@ def judge(settings: Settings, federation: Federation) -> AnnotatedVerdict:
     places = sorted(settings.data.glob("gw*/test.npz"))
     tests = [npz.read(place) for place in places]
     x, y = np.concatenate([t.x for t in tests]), np.concatenate([t.y for t in tests])
-    views: dict[str, float] = {}
+    answers: dict[str, npt.NDArray[np.bool_]] = {}
     models = []
     for number, view in enumerate(method(federation).views):
         ((_, path),) = export_all(settings.state, settings.models, view=view.name if number else "")
         models.append(path)
-        views[view.name] = float((Session(path).logits(x).argmax(axis=1) == y).mean())
+        answers[view.name] = Session(path).logits(x).argmax(axis=1) == y
     summaries = [
         msgspec.convert(line.detail, RoundSummary)
         for line in _ledger(settings.state / "cloud.sqlite")
         if line.kind == "summary"
     ]
     return AnnotatedVerdict(
-        views=views,
+        views={name: float(right.mean()) for name, right in answers.items()},
         kinds=tuple(_kinds(settings, federation).values()),
         test_samples=len(y),
         rounds=summaries[-1].round,
+        compared=compare(
+            settings.data,
+            federation.model.classes,
+            y,
+            next(iter(answers.values())),
+            mean(accuracy_by_site(summaries[-1])),
+        ),
         training_s=sum(summary.seconds for summary in summaries),
         up_bytes=sum(summary.up_bytes for summary in summaries),
         down_bytes=sum(summary.down_bytes for summary in summaries),
@@ -100,6 +111,7 @@ def summary(settings: Settings, result: AnnotatedVerdict, broker: str, seconds: 
         "",
         f"Test accuracy by the exported models, on {result.test_samples:,} images: {served[0]} "
         f"{percent(served[1])} (served), " + ", ".join(f"{name} {percent(share)}" for name, share in others),
+        *_compared(result.compared),
         f"{'':20}{'devices':>8}{'images':>8}{'labels':>8}{'updates':>9}{'up':>12}{'down':>12}{'up each':>12}",
     ]
     for kind in result.kinds:
@@ -123,6 +135,21 @@ def summary(settings: Settings, result: AnnotatedVerdict, broker: str, seconds: 
         "Next: let the served model name images, without torch:",
         f"  fedbac-agent infer --model {result.models[0]} {first[0] if first else 'IMAGE'}",
         "or begin such a federation of your own: fedbac init --preset hassle",
+    ]
+
+
+def _compared(found: Comparison) -> list[str]:
+    """Why the hold-outs of the table above say something else."""
+    weakest = sorted(found.classes, key=lambda each: each.test_accuracy)[:2]
+    return [
+        f"The hold-outs say {percent(found.holdout_accuracy)}. They are only {found.holdout_samples} "
+        f"labelled images, of the {found.holdout_devices} devices with labels and in the classes they have;",
+        f"on test images in the same shares of classes the served model reaches "
+        f"{percent(found.test_as_held_out)}. Its weakest classes on all test images: "
+        + ", ".join(
+            f"{each.name} {percent(each.test_accuracy)} ({each.labels} labels to learn from)"
+            for each in weakest
+        ),
     ]
 
 

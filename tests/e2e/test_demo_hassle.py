@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from export.session import Session
-from fedbac_edge.datasets import npz
+from fedbac_edge.datasets import holdout, npz
 from fedbac_edge.models.catalog import LeNet, parameter_count, shrunk
 
 ROUNDS = 3
@@ -48,6 +48,30 @@ def test_every_view_is_measured_by_its_exported_model(run: tuple[dict[str, Any],
     for name, values in logits.items():
         assert result["views"][name] == pytest.approx(float((values.argmax(axis=1) == y).mean()), abs=0.006)
     assert f"EM {100 * result['views']['EM']:.1f} % (served), SM" in said
+
+
+def test_hold_outs_and_test_images_are_told_apart_in_comparable_figures(
+    run: tuple[dict[str, Any], str, Path],
+) -> None:
+    """Hold-outs have the classes of the few devices with labels: the test images are weighed alike."""
+    result, said, out = run
+    found = result["compared"]
+    tests = [npz.read(out / "data" / gateway / "test.npz") for gateway in ("gw1", "gw2")]
+    x, y = np.concatenate([t.x for t in tests]), np.concatenate([t.y for t in tests])
+    right = Session(Path(result["models"][0])).logits(x).argmax(axis=1) == y
+    weighed, count, labels = [], 0, 0
+    for gateway in ("gw1", "gw2"):
+        shards = [npz.read(p, allow_unlabelled=True) for p in sorted((out / "data" / gateway).glob("dev-*"))]
+        cut = [holdout.split(shard) for shard in shards]
+        held = np.concatenate([part.y for _, part in cut])
+        labels += sum(int((trained.y >= 0).sum()) for trained, _ in cut)
+        weighed.append(np.mean([right[y == label].mean() for label in held]))
+        count += len(held)
+    assert found["holdout_samples"] == count
+    assert found["test_as_held_out"] == pytest.approx(np.mean(weighed))
+    assert sum(each["labels"] for each in found["classes"]) == labels
+    assert f"They are only {count} labelled images" in said
+    assert f"reaches {100 * np.mean(weighed):.1f} %" in said
 
 
 def test_kinds_of_devices_send_what_their_data_train(run: tuple[dict[str, Any], str, Path]) -> None:
