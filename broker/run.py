@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 from broker.embedded import EmbeddedBroker, is_available
@@ -26,14 +25,22 @@ def choose(kind: Kind) -> Literal["mosquitto", "embedded"]:
 
 
 def run(
-    kind: Kind, host: str, port: int, state_dir: Path, *, insecure: bool = False, **mosquitto_options: Any
+    kind: Kind,
+    host: str,
+    port: int,
+    state_dir: Path,
+    stop: Callable[[], bool],
+    *,
+    insecure: bool = False,
+    **mosquitto_options: Any,
 ) -> None:
-    """Run a broker until SIGINT or SIGTERM; one line on stdout says when it listens. Main thread only.
+    """Run a broker until `stop()` is true; one line on stdout says when it listens.
 
     Args:
         kind: see `choose`.
         host, port: where to listen.
         state_dir: configuration, log and (Mosquitto) what survives a restart.
+        stop: asked five times a second.
         insecure: allow plain text without passwords on an address that others can reach.
         mosquitto_options: of `mosquitto.configuration`: password_file, acl_file, tls ...
 
@@ -58,21 +65,13 @@ def run(
                 f"the embedded broker has no {', '.join(sorted(mosquitto_options))}: use Mosquitto"
             )
         broker = EmbeddedBroker(host, port, state_dir)
-    asked_to_stop: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        asked_to_stop.append(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         broker.process.start(dies_with_us=True)
         shown = f"[{host}]" if ":" in host else host
         print(f"listening on mqtt{'s' if tls else ''}://{shown}:{port} ({chosen})", flush=True)
-        while not asked_to_stop:
+        while not stop():
             code = broker.process.wait(0.2)
-            if code is not None and not asked_to_stop:
+            if code is not None and not stop():
                 raise BrokerError(f"the broker ended with code {code}: {broker.process.last_words()}")
     finally:
         broker.stop()
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from broker.bus import Bus, Will
 from broker.mqtt import MqttBus
 from device_agent import identity, pipe
-from device_agent.endings import GOODBYE_S, Failed, Leaving, Misconfigured
+from device_agent.endings import GOODBYE_S, Failed, Misconfigured
 from device_agent.narrator import Narrator
 from device_agent.settings import Settings
 from device_agent.stay import check_gateway, find, staying
@@ -25,6 +25,7 @@ from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.protocol.device import Device, Profile
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store
+from fedbac_edge.signals import Stop
 
 BACK_OFF_S = 0.5
 
@@ -35,7 +36,7 @@ def join(settings: Settings, voice: Voice) -> None:
         raise Misconfigured("a device that joins trains, and needs torch: pip install 'fedbac-edge[train]'")
     with staying(voice) as leaving, identity.held(settings.state, settings.name) as name:
         client_id = f"fedbac:{settings.edge}:{name}"
-        while not leaving.begun():
+        while not leaving():
             spec = find(settings.broker, settings.federation, client_id, voice, leaving)
             if spec is not None:
                 _take_part(settings, name, spec, voice, leaving)
@@ -61,12 +62,12 @@ def check_membership(spec: Spec, edge: str, name: str) -> None:
         ) from error
 
 
-def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving: Leaving) -> None:
+def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving: Stop) -> None:
     """Until the device leaves, or the federation under this name becomes another one."""
     check_membership(spec, settings.edge, name)
     source = DataSource(str(settings.data), settings.resize, settings.strict, settings.device)
     with contextlib.closing(TrainingWorker(source, spec.federation)) as worker:
-        turns = notify.Turns(leaving.begun)
+        turns = notify.Turns(leaving)
         try:
             with notify.watched([turns.poke]):
                 opened = worker.open(turns)
@@ -109,7 +110,7 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
                 until=lambda node: _is_over(device, spec),
             )
             try:
-                with leaving.stops(runtime), _reminding(narrator), notify.watched([runtime.poke]):
+                with leaving.wakes(runtime.stop), _reminding(narrator), notify.watched([runtime.poke]):
                     notify.notify(f"STATUS=device {name} of {federation}")
                     runtime.run()
             except Stopped as error:

@@ -12,7 +12,7 @@ from broker.topics import BadName
 from broker.url import BadUrl
 from device_agent import settings
 from device_agent.voice import Voice
-from fedbac_edge import __version__, vector_level
+from fedbac_edge import __version__, signals
 from fedbac_edge.datasets.samples import DataError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,7 +29,6 @@ def main() -> None:
       fedbac-agent serve --edge gw1
       fedbac-agent infer --model cluster-0.onnx picture.png
     """
-    vector_level.start_capped()
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -199,4 +198,5 @@ def infer(arguments: tuple[str, ...]) -> None:
     except ImportError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'fedbac-edge[infer]'") from error
     served = {"state": str(settings.default_state(None))}
-    command.main(list(arguments), prog_name="fedbac-agent infer", default_map=served)
+    with signals.interruptible():
+        command.main(list(arguments), prog_name="fedbac-agent infer", default_map=served)

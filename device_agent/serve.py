@@ -17,7 +17,7 @@ from broker.bus import Bus, BusEvent, Delivery, Will
 from broker.mqtt import MqttBus
 from device_agent import identity
 from device_agent.answering import Answerer, Live
-from device_agent.endings import GOODBYE_S, Leaving, Misconfigured
+from device_agent.endings import GOODBYE_S, Misconfigured
 from device_agent.settings import ServeSettings
 from device_agent.stay import check_gateway, find, staying
 from device_agent.trial import TrialWorker
@@ -31,6 +31,7 @@ from fedbac_edge.protocol.engine import ModelFailed
 from fedbac_edge.protocol.serving import Serving, ServingState
 from fedbac_edge.releases import keys
 from fedbac_edge.runtime import Inbox, Runtime, opened_store
+from fedbac_edge.signals import Stop
 from fedbac_edge.store import LedgerLine, Store, StoreError
 
 BACK_OFF_S = 0.5
@@ -72,7 +73,7 @@ def _remembered(store: Store) -> str | None:
 
 
 def _serve(
-    settings: ServeSettings, federation: str, name: str, store: Store, voice: Voice, leaving: Leaving
+    settings: ServeSettings, federation: str, name: str, store: Store, voice: Voice, leaving: Stop
 ) -> None:
     node = tiers.serving(federation, settings.edge, name, settings.release_key, store)
     assert isinstance(node.machine, Serving)
@@ -107,7 +108,7 @@ def _serve(
     runtime = Runtime(store, node, open_bus, trials, observe=lambda node: observer(node, runtime.link))
     if node.machine.state.current is None:
         notify.notify("READY=1", "STATUS=waiting for a first release")
-    with leaving.stops(runtime), notify.watched([runtime.poke, answerer.poke]):
+    with leaving.wakes(runtime.stop), notify.watched([runtime.poke, answerer.poke]):
         runtime.run()
 
 

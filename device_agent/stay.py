@@ -8,40 +8,40 @@ from collections.abc import Iterator
 
 from broker.url import BrokerUrl
 from device_agent import identity
-from device_agent.endings import Failed, Leaving, Misconfigured
+from device_agent.endings import Failed, Misconfigured
 from device_agent.voice import Voice, VoiceHandler
-from fedbac_edge import discovery, notify
+from fedbac_edge import discovery, notify, output, signals
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Stopped, stopping_on_signals
+from fedbac_edge.runtime import Stopped
+from fedbac_edge.signals import Stop
 from fedbac_edge.store import StoreError, StoreFailed
 
 
 @contextlib.contextmanager
-def staying(voice: Voice) -> Iterator[Leaving]:
+def staying(voice: Voice) -> Iterator[Stop]:
     """Signals become the wish to leave, warnings go to `voice`, failures become Misconfigured or Failed."""
-    leaving = Leaving()
+    output.not_needed()
     handler = VoiceHandler(voice)
     logging.getLogger().addHandler(handler)
     try:
-        with stopping_on_signals(leaving.begin):
+        with signals.stopping() as leaving:
             yield leaving
         voice.say("left", "left")
     except (identity.IdentityError, StoreError) as error:
         raise Misconfigured(str(error)) from error
-    except (Stopped, StoreFailed, OSError) as error:
+    except (Stopped, StoreFailed, OSError, signals.Broken) as error:
         raise Failed(str(error)) from error
     finally:
         notify.notify("STOPPING=1")
         logging.getLogger().removeHandler(handler)
-        leaving.end()
 
 
 def find(
-    broker: BrokerUrl, federation: str | None, client_id: str, voice: Voice, leaving: Leaving
+    broker: BrokerUrl, federation: str | None, client_id: str, voice: Voice, leaving: Stop
 ) -> Spec | None:
     """The federation, waited for as long as it takes; None when told to leave meanwhile."""
     notify.notify("READY=1", "STATUS=looking for the federation")
-    turns = notify.Turns(leaving.begun)
+    turns = notify.Turns(leaving)
     try:
         with notify.watched([turns.poke]):
             return discovery.find_spec(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import sys
@@ -11,7 +10,7 @@ from typing import TextIO
 
 
 class Voice:
-    """Writes lines at once; a reader that went away (a closed pipe) does not stop the agent."""
+    """Writes lines at once."""
 
     def __init__(self, as_json: bool = False, stream: TextIO | None = None) -> None:
         self._json, self._stream = as_json, stream or sys.stdout
@@ -22,8 +21,7 @@ class Voice:
             text = json.dumps(
                 {"time": round(time.time(), 3), "event": event, "text": text, **fields}, ensure_ascii=False
             )
-        with contextlib.suppress(OSError, ValueError):
-            print(text, file=self._stream, flush=True)
+        print(text, file=self._stream, flush=True)
 
 
 class VoiceHandler(logging.Handler):

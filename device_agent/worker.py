@@ -99,7 +99,7 @@ class TrainingWorker:
     def open(self, stop: Callable[[], bool] = lambda: False) -> pipe.Opened | None:
         """Read the data and describe them; None when `stop()` became true meanwhile.
 
-        Raises DataError when they do not fit, WorkerError when the process died over them.
+        Raises DataError when they do not fit, WorkerError when the process or our thread died over them.
         """
         answer: queue.SimpleQueue[pipe.Opened | pipe.NotOpened | str] = queue.SimpleQueue()
         with self._lock:
@@ -109,6 +109,8 @@ class TrainingWorker:
             try:
                 opened = answer.get(timeout=0.2)
             except queue.Empty:
+                if not self._thread.is_alive():
+                    raise WorkerError("the thread that looks after the training has died") from None
                 continue
             match opened:
                 case pipe.NotOpened(where=where, what=what, remedy=remedy):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from export.session import LARGEST_BATCH, InputError, ModelError, OtherSize, Prediction, Session, read_image
+from fedbac_edge import signals
 from fedbac_edge.datasets import picture, picture_files
 from fedbac_edge.datasets.picture_files import PassedOver
 
@@ -91,12 +91,9 @@ def infer(
             click.echo(json.dumps({"folder": str(path), "note": said}) if as_json else said, err=True)
         refused += answer(session, found, top=top, as_json=as_json, fit=fit)
     if watch is not None:
-        stop = threading.Event()
-        # Said here, not left to Python: a shell starts what runs in its background with SIGINT ignored.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        for path in arrivals(watch, stop):
-            refused += answer(session, [path], top=top, as_json=as_json, fit=fit)
+        with signals.stopping() as stop:
+            for path in arrivals(watch, stop):
+                refused += answer(session, [path], top=top, as_json=as_json, fit=fit)
     if refused:
         raise SystemExit(1)
 
@@ -163,15 +160,15 @@ def images(path: Path, session: Session, *, fit: bool = False) -> Iterator[Named
         yield (str(path) if len(batch) == 1 else f"{path}[{index}]"), np.array(image)
 
 
-def arrivals(directory: Path, stop: threading.Event, *, interval: float = 0.2) -> Iterator[Path]:
+def arrivals(directory: Path, stop: Callable[[], bool], *, interval: float = 0.2) -> Iterator[Path]:
     """Files of `directory` in name order, then each new or changed one, once it has stopped growing.
 
-    Looks every `interval` seconds until `stop` is set: no file system notifies on every device. Names that
+    Looks every `interval` seconds until `stop()` is true: no file system notifies on every device. Names that
     begin with a dot are left alone, so that writers can prepare a file under such a name.
     """
     done: dict[Path, tuple[int, int]] = {}
     before: dict[Path, tuple[int, int]] = {}
-    while not stop.is_set():
+    while not stop():
         now = dict(_states(directory))
         for path in sorted(now):
             if done.get(path) != now[path] and before.get(path) == now[path]:
@@ -179,7 +176,7 @@ def arrivals(directory: Path, stop: threading.Event, *, interval: float = 0.2) -
                 yield path
         done = {path: state for path, state in done.items() if path in now}
         before = now
-        stop.wait(interval)
+        time.sleep(interval)
 
 
 def _states(directory: Path) -> Iterator[tuple[Path, tuple[int, int]]]:

@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-from fedbac_edge import vector_level
+from fedbac_edge import entry
 
 COMMANDS = {
     "demo": "fedbac_edge.commands.demo:demo",
@@ -63,9 +63,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    vector_level.start_capped()
-    cli(prog_name="fedbac")
+    """`python -m fedbac_edge.cli`."""
+    entry.run(lambda: cli, "fedbac")
 
 
 if __name__ == "__main__":

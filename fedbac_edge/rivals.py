@@ -14,6 +14,7 @@ from broker.bus import BusEvent, Connected, Delivery
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
 from fedbac_edge.protocol.messages import CloudStatus, Message, Spec
+from fedbac_edge.signals import POLL_S, Stop
 
 REACH_S = 3.0
 """A broker that does not answer for so long is waited for later; then nobody rules there."""
@@ -21,10 +22,10 @@ SETTLE_S = 0.5
 """After the connection what is retained comes at once."""
 
 
-def find(url: BrokerUrl, federation: str, instance: str) -> str | None:
+def find(url: BrokerUrl, federation: str, instance: str, stop: Stop) -> str | None:
     """The instance of another cloud that is online in `federation`, or None.
 
-    Blocks for up to REACH_S seconds when the broker is not there.
+    Blocks for up to REACH_S seconds when the broker is not there, or until `stop()` is true.
     """
     inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
     bus = MqttBus(url, f"fedbac:{federation}:newcomer:{secrets.token_hex(4)}", inbox, session_expiry=0)
@@ -34,11 +35,11 @@ def find(url: BrokerUrl, federation: str, instance: str) -> str | None:
     end = time.monotonic() + REACH_S
     bus.start()
     try:
-        while (left := end - time.monotonic()) > 0:
+        while (left := end - time.monotonic()) > 0 and not stop():
             try:
-                event = inbox.get(timeout=left)
+                event = inbox.get(timeout=min(left, POLL_S))
             except queue.Empty:
-                break
+                continue
             match event:
                 case Connected():
                     end = time.monotonic() + SETTLE_S

@@ -12,14 +12,10 @@ import fcntl
 import logging
 import os
 import queue
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from broker import access, chunks, topics
@@ -38,10 +34,6 @@ IDLE_S = 3600.0
 """The longest wait when no timer is due."""
 BATCH = 32
 """Most events that are stored in one transaction; the bus hands out fewer deliveries than that at a time."""
-
-
-LEAVE_S = 4.0
-"""A process that is told to end has ended after so many seconds."""
 
 
 class Stopped(Exception):
@@ -268,37 +260,6 @@ class Runtime:
             will = self._node.will()
             self._bus.publish(will.topic, will.payload, retain=True)
         self._bus.close()
-
-
-@contextlib.contextmanager
-def stopping_on_signals(stop: Callable[[], None], within: float | None = None) -> Iterator[None]:
-    """SIGINT and SIGTERM call `stop`; the handlers that were there come back.
-
-    `within`: seconds after a signal at which the process ends, whatever the network does. The store is whole
-    at any moment, so that nothing is lost by it.
-    """
-    last_resort = None if within is None else threading.Timer(within, _end_here)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop()
-        if last_resort is not None and not last_resort.is_alive():
-            last_resort.daemon = True
-            with contextlib.suppress(RuntimeError):  # a second signal: it runs already
-                last_resort.start()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        if last_resort is not None:
-            last_resort.cancel()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end_here() -> None:
-    sys.stdout.flush()
-    os._exit(1)
 
 
 @contextlib.contextmanager

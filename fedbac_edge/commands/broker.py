@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedbac_edge import output, signals
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE, address, broker_options
 
@@ -79,7 +80,8 @@ def run(
       fedbac broker run
       fedbac broker run --host 0.0.0.0 --federation federation.toml --keys keys
     """
-    with explained():
+    output.not_needed()
+    with signals.stopping() as stop, explained():
         from broker import run as brokers
 
         given = _mosquitto_options(**options)
@@ -87,7 +89,7 @@ def run(
             given.update(_access(state, file, keys, others, given), **_sized_for(file))
         elif keys is not None or others:
             raise Misconfigured("--keys and --user need --federation, whose roster says who may do what")
-        brokers.run(kind, host, port or _port(given), state, insecure=insecure, **given)
+        brokers.run(kind, host, port or _port(given), state, stop, insecure=insecure, **given)
 
 
 @broker.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedbac_edge import output, signals
 from fedbac_edge.commands.failures import Failed, explained
 from fedbac_edge.commands.options import (
     FILE,
@@ -65,7 +66,8 @@ def run(
     Example:
       fedbac cloud run --federation federation.toml --broker mqtt://broker.local
     """
-    with explained():
+    output.not_needed()
+    with signals.stopping() as stop, explained():
         from broker.mqtt import MqttBus
         from fedbac_edge import config, notify, rivals, tiers
         from fedbac_edge.commands.releasing import ReleaseNotes, open_key
@@ -73,7 +75,7 @@ def run(
         from fedbac_edge.live_settings import Change
         from fedbac_edge.protocol.cloud import Cloud
         from fedbac_edge.releases import keys, worker
-        from fedbac_edge.runtime import LEAVE_S, Runtime, opened_store, stopping_on_signals
+        from fedbac_edge.runtime import Runtime, opened_store
 
         say_warnings()
         federation = config.load(file)
@@ -94,7 +96,7 @@ def run(
             machine = node.machine
             assert isinstance(machine, Cloud)
             federation = machine.federation  # with the clusters that there are
-            rival = rivals.find(url, federation.name, node.machine.state.instance)
+            rival = rivals.find(url, federation.name, node.machine.state.instance, stop)
             if rival is not None:
                 raise Failed(
                     f"another cloud (instance {rival}) holds the federation {federation.name!r} on {url}: "
@@ -129,8 +131,9 @@ def run(
                     public, short = keys.to_text(signer.public), keys.fingerprint(signer.public)
                     view.note(f"releases are signed with the key {public} (in short {short})")
                 notify.notify("READY=1", f"STATUS=cloud of {federation.name}")
-                with stopping_on_signals(runtime.stop, LEAVE_S), notify.watched([runtime.poke]):
+                with stop.wakes(runtime.stop), notify.watched([runtime.poke]):
                     runtime.run()
+                stop.raise_failure()
                 notify.notify("STOPPING=1")
                 if not is_finished(node):
                     reached: CloudState = node.machine.state

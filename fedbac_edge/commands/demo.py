@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedbac_edge import output, signals
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE, given, json_option, labels_option
 
@@ -78,10 +80,11 @@ def demo(
     click.echo(
         f"fedbac demo: a federation of 2 gateways and 8 devices on Fashion-MNIST, in {place}", err=as_json
     )
-    with explained():
+    output.not_needed()
+    with signals.stopping(signals.UNWIND_S, code=1, also=(signal.SIGHUP,)) as stop, explained():
         from fedbac_edge.commands.views import PlainView, showing
         from fedbac_edge.demo import run
-        from fedbac_edge.demo.children import ChildDied, Interrupted, interruptible
+        from fedbac_edge.demo.children import ChildDied
         from fedbac_edge.demo.settings import SAMPLES, Settings
 
         if place.exists() and not place.is_dir():
@@ -97,16 +100,15 @@ def demo(
             **options,
         )
         try:
-            with interruptible():
-                if as_json:
-                    result = run.run(settings, PlainView(err=True))
-                else:
-                    with showing(settings.rounds) as view:
-                        result = run.run(settings, view)
+            if as_json:
+                result = run.run(settings, PlainView(err=True), stop)
+            else:
+                with showing(settings.rounds) as view:
+                    result = run.run(settings, view, stop)
         except ChildDied as error:
             raise Failed(str(error)) from error
-        except Interrupted as signal:
-            click.echo(f"{run.interrupted_by(signal.args[0])}; every process has been ended", err=True)
-            raise SystemExit(128 + int(signal.args[0])) from None
+        except signals.Interrupted as asked:
+            click.echo(f"{run.interrupted_by(asked.number)}; every process has been ended", err=True)
+            raise SystemExit(128 + asked.number) from None
     if as_json:
         click.echo(json.dumps({**run.as_json(result), "out": str(place)}, ensure_ascii=False))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
+
+from fedbac_edge import signals
 
 
 class Misconfigured(click.ClickException):
@@ -22,9 +25,13 @@ class Failed(click.ClickException):
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Turn the failures that this software foresees into click's; leave the others as they are: bugs."""
+    """Turn the failures that this software foresees into click's; leave the others as they are: bugs.
+
+    A signal ends what goes on in here, but inside of `signals.stopping`.
+    """
     try:
-        yield
+        with signals.interruptible():
+            yield
     except click.ClickException:
         raise
     except Exception as error:
@@ -46,6 +53,8 @@ def explained() -> Iterator[None]:
             *(AccessError, FederationError, DataError, PartitionError),
             *(BadUrl, BadName, StoreError, UnknownView),
         )
+        if isinstance(error, signals.Interrupted):  # the command says what was stopped
+            raise
         if isinstance(error, BrokenPipeError):  # nobody reads on (`| head`): click ends without a word
             raise
         if isinstance(error, asked):
@@ -53,10 +62,27 @@ def explained() -> Iterator[None]:
         if isinstance(error, Interrupted):
             raise Failed("stopped before a federation was found") from error
         if isinstance(
-            error, (BrokerError, DiscoveryError, DownloadError, ExportError, Stopped, StoreFailed, OSError)
+            error,
+            (
+                BrokerError,
+                DiscoveryError,
+                DownloadError,
+                ExportError,
+                Stopped,
+                StoreFailed,
+                OSError,
+                signals.Broken,
+            ),
         ):
             raise Failed(_sentence(error)) from error
         raise
+
+
+def stopped_run(command: str, folder: Path | None) -> Failed:
+    """`fedbac COMMAND` was stopped by a signal, while its run was in `folder` or on its way there."""
+    if folder is None or not (folder / "run.json").exists():
+        return Failed("stopped before the run had begun; give the same command again")
+    return Failed(f"stopped; `fedbac {command} --resume --out {folder}` goes on")
 
 
 def _sentence(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedbac_edge import output, signals
 from fedbac_edge.commands.failures import Misconfigured, explained
 from fedbac_edge.commands.options import FILE, address, broker_options, ledger_option, say_warnings
 
@@ -54,11 +55,12 @@ def run(
     Example:
       fedbac gateway run gw1 --broker mqtt://broker.local
     """
-    with explained():
+    output.not_needed()
+    with signals.stopping() as stop, explained():
         from broker.mqtt import MqttBus
         from broker.topics import check_name
         from fedbac_edge import notify, tiers
-        from fedbac_edge.runtime import LEAVE_S, Runtime, opened_store, stopping_on_signals
+        from fedbac_edge.runtime import Runtime, opened_store
 
         say_warnings()
         check_name(name, "gateway")
@@ -68,8 +70,9 @@ def run(
         found = federation or ""
         # A gateway that was there before can do without the cloud: its store has the description.
         if not found or not ((state or Path("runs") / found) / f"gateway-{name}.sqlite").exists():
-            spec = _discover(url, federation)
+            spec = _discover(url, federation, stop)
             if spec is None:
+                stop.raise_failure()
                 click.echo("stopped before a federation was found")
                 return
             check_listed(spec.federation, name)
@@ -92,8 +95,9 @@ def run(
             )
             click.echo(f"gateway {name} of {found} at {url}, state in {directory}")
             notify.notify("READY=1", f"STATUS=gateway {name} of {found}")
-            with stopping_on_signals(runtime.stop, LEAVE_S), notify.watched([runtime.poke]):
+            with stop.wakes(runtime.stop), notify.watched([runtime.poke]):
                 runtime.run()
+            stop.raise_failure()
             notify.notify("STOPPING=1")
             click.echo("stopped")
 
@@ -107,18 +111,14 @@ def check_listed(federation: Federation, name: str) -> None:
         )
 
 
-def _discover(url: BrokerUrl, federation: str | None) -> Spec | None:
+def _discover(url: BrokerUrl, federation: str | None, stop: signals.Stop) -> Spec | None:
     """The named federation, or the only one on the broker; waits for it. None: a signal ended the wait."""
-    import threading
-
     from fedbac_edge import notify
     from fedbac_edge.discovery import Interrupted, SeveralFederations, find_spec
-    from fedbac_edge.runtime import LEAVE_S, stopping_on_signals
 
-    stop = threading.Event()
-    turns = notify.Turns(stop.is_set)
+    turns = notify.Turns(stop)
     notify.notify("READY=1", "STATUS=looking for the federation")
-    with stopping_on_signals(stop.set, LEAVE_S), notify.watched([turns.poke]):
+    with notify.watched([turns.poke]):
         try:
             return find_spec(url, federation, "fedbac-gateway", click.echo, turns)
         except Interrupted:

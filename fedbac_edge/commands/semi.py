@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbac_edge.commands.failures import Failed, Misconfigured, explained
+from fedbac_edge import output, signals
+from fedbac_edge.commands.failures import Failed, Misconfigured, explained, stopped_run
 from fedbac_edge.commands.options import FILE, given, json_option, labels_option
-from fedbac_edge.commands.stopping import terminable
 
 if TYPE_CHECKING:
     from fedbac_edge.semi.rows import Row
@@ -82,8 +82,9 @@ def semi(
     from fedbac_edge.semi.study import StudyError, StudyFailed
     from fedbac_edge.simulation.pool import available_cores
 
+    output.not_needed()
     try:
-        with explained():
+        with signals.stopping(signals.UNWIND_S, code=1) as stop, explained():
             if method is None:
                 if out is None or not resume:
                     raise click.UsageError("give a method, or --resume with --out")
@@ -94,7 +95,7 @@ def semi(
                 study = _study(method, **options)
             place = path or official.locate(study.data, "--path")
             out = out or Path("runs") / f"{study.data}-{study.method}-seed{study.seed}"
-            with terminable(), _showing(study, as_json) as view:
+            with _showing(study, as_json) as view:
                 view.began(study, out)
                 result = run(
                     study,
@@ -104,14 +105,15 @@ def semi(
                     resume=resume,
                     tell=view.row,
                     watch=view.went_on,
+                    stop=stop,
                 )
                 view.ended(result, out)
     except StudyError as error:
         raise Misconfigured(str(error)) from error
     except StudyFailed as error:
         raise Failed(str(error)) from error
-    except KeyboardInterrupt:
-        raise Failed(f"stopped; `fedbac semi --resume --out {out}` goes on") from None
+    except signals.Interrupted:
+        raise stopped_run("semi", out) from None
 
 
 def _study(method: str, settings: tuple[str, ...], **options: Any) -> Study:

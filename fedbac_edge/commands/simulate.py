@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from fedbac_edge.commands.failures import Failed, Misconfigured, explained
+from fedbac_edge import output, signals
+from fedbac_edge.commands.failures import Failed, Misconfigured, explained, stopped_run
 from fedbac_edge.commands.options import FILE, given, json_option
-from fedbac_edge.commands.stopping import terminable
 
 if TYPE_CHECKING:
     from fedbac_edge.simulation.engine import Engine
@@ -88,8 +88,9 @@ def simulate(
     as_json, data = options.pop("as_json"), options.pop("data")
     if ray_address is not None and engine != "ray":
         raise click.UsageError("--ray-address goes only with --engine ray")
+    output.not_needed()
     try:
-        with explained():
+        with signals.stopping(signals.UNWIND_S, code=1) as stop, explained():
             if what is None:
                 if out is None or not resume:
                     raise click.UsageError("give a preset or a federation.toml, or --resume with --out")
@@ -101,8 +102,7 @@ def simulate(
             out = out or _folder(scenario)
             place = _data(scenario, data)
             with (
-                contextlib.closing(_engine(engine, workers, ray_address, scenario)) as started,
-                terminable(),
+                contextlib.closing(_engine(engine, workers, ray_address, scenario, stop)) as started,
                 _showing(scenario, as_json) as view,
             ):
                 view.began(scenario, out, started.workers)
@@ -112,20 +112,22 @@ def simulate(
         raise Misconfigured(str(error)) from error
     except PoolError as error:
         raise Failed(str(error)) from error
-    except KeyboardInterrupt:
-        raise Failed(f"stopped; `fedbac simulate --resume --out {out}` goes on") from None
+    except signals.Interrupted:
+        raise stopped_run("simulate", out) from None
 
 
-def _engine(name: str, workers: int | None, address: str | None, scenario: Scenario) -> Engine:
+def _engine(
+    name: str, workers: int | None, address: str | None, scenario: Scenario, stop: signals.Stop
+) -> Engine:
     if name == "local":
         from fedbac_edge.simulation.pool import Pool, available_cores
 
         devices = sum(map(len, scenario.federation.gateways.values()))  # more jobs than these there never are
-        return Pool(min(workers or available_cores(), devices))
+        return Pool(min(workers or available_cores(), devices), stop)
     from fedbac_edge.simulation.ray_engine import NoRay, RayEngine
 
     try:
-        return RayEngine(workers, address)
+        return RayEngine(workers, address, stop)
     except NoRay as error:
         raise Misconfigured(str(error)) from error
 

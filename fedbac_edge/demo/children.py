@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from fedbac_edge.signals import Stop
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,7 +43,8 @@ class Child:
 class Children:
     """The processes of a demonstration. Made and used by the main thread alone."""
 
-    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, logs: Path, environment: Mapping[str, str], stop: Stop) -> None:
+        self._stop = stop
         self._logs, self._environment = logs, dict(environment)
         self._children: list[Child] = []
         # Loaded before any fork: between fork and exec as little as possible should happen.
@@ -64,7 +67,8 @@ class Children:
         return self._children[-1]
 
     def check(self) -> None:
-        """Raise ChildDied when one has ended that should not have."""
+        """Raise ChildDied when one has ended that should not have, and Interrupted when a signal came."""
+        self._stop.check()
         for child in self._children:
             code = child.process.poll()
             if code is not None:
@@ -107,25 +111,3 @@ class Children:
                 os._exit(1)
 
         return tie
-
-
-class Interrupted(BaseException):
-    """SIGINT, SIGTERM or SIGHUP came; the argument is its number."""
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Signals raise Interrupted in the main thread, once: what comes later does not disturb the ending."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(number: int, frame: object) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

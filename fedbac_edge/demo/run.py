@@ -12,6 +12,7 @@ from fedbac_edge.commands.rounds import percent, size
 from fedbac_edge.datasets import npz
 from fedbac_edge.demo import annotated, data, federation, verdict
 from fedbac_edge.demo.children import Children
+from fedbac_edge.signals import Stop
 
 if TYPE_CHECKING:
     from fedbac_edge.commands.views import View
@@ -19,20 +20,21 @@ if TYPE_CHECKING:
     from fedbac_edge.federation import Federation
 
 
-def run(settings: Settings, view: View) -> verdict.Verdict | annotated.AnnotatedVerdict:
+def run(settings: Settings, view: View, stop: Stop) -> verdict.Verdict | annotated.AnnotatedVerdict:
     """Prepare, start, follow, judge; whatever happens, no process is left behind.
 
     Raises DataError, PartitionError, BrokerError, ChildDied, Interrupted.
     """
     began = time.monotonic()
     description, cut = data.prepare(settings)  # first: what it refuses leaves no folder behind
+    stop.check()
     for folder in (settings.logs, settings.state):
         folder.mkdir(parents=True, exist_ok=True)
     view.note(
         f"data: {settings.samples} images of Fashion-MNIST over {settings.gateways} gateways with "
         f"{settings.devices} devices each, {_labels(settings)}partition {cut[:12]}"
     )
-    children = Children(settings.logs, federation.environment())
+    children = Children(settings.logs, federation.environment(), stop)
     try:
         broker, kind = federation.start_broker(children, settings)
         cloud = federation.start_tiers(children, settings, description, broker)
@@ -41,6 +43,7 @@ def run(settings: Settings, view: View) -> verdict.Verdict | annotated.Annotated
         federation.follow(children, cloud, settings, view)
         view.doing("judging the exported models")
         result, lines = _judged(settings, description, broker, began)
+        stop.check()
         for line in lines:
             view.note(line)
         if settings.keep:

@@ -39,6 +39,7 @@ from fedbac_edge.semi.rows import Row, opened
 from fedbac_edge.semi.server import Watch, rounds, unwatched
 from fedbac_edge.semi.study import Study, StudyError, check
 from fedbac_edge.semi.workers import Workers
+from fedbac_edge.signals import Stop
 from fedbac_edge.simulation import folder as run_folder
 from fedbac_edge.simulation.folder import write_whole
 from fedbac_edge.simulation.machine import check_machine, machine
@@ -97,14 +98,17 @@ def run(
     resume: bool = False,
     tell: Callable[[Row], None] = lambda row: None,
     watch: Watch = unwatched,
+    stop: Stop | None = None,
 ) -> Result:
     """Run `study` on the data set at `data` into `folder`.
 
     `tell` gets each row as it is written, `watch` is told what goes on inside a round.
 
     With `resume` an unfinished run of the same study goes on, a finished one gives its result. Raises
-    StudyError (the folder holds another run, or one and not `resume`), StudyFailed and DataError.
+    StudyError (the folder holds another run, or one and not `resume`), StudyFailed, DataError, and
+    Interrupted when `stop` says so.
     """
+    stop = stop or Stop()
     check_whole(study)
     with run_folder.held(folder, StudyError):
         if (folder / "run.json").exists():
@@ -115,9 +119,11 @@ def run(
         else:  # a beginning that never came to its run.json may have been another study's
             (folder / "split.npz").unlink(missing_ok=True)
         train, test = _samples(study, data)
+        stop.check()
         split = _split(study, train, folder / "split.npz")
         hall = lay_out(folder / "scratch", study, split, train, test)
         del train, test
+        stop.check()
         about = About(
             study=study, software=__version__, machine=machine(hall.bench.model), split=split.digest
         )
@@ -131,7 +137,7 @@ def run(
         state, last = _stored(hall, folder / "state.safetensors")
         with (
             contextlib.closing(opened(folder / "metrics.jsonl", last)) as table,
-            Workers(hall.folder, min(workers, study.selected)) as pool,
+            Workers(hall.folder, min(workers, study.selected), stop) as pool,
         ):
 
             def keep(state: State, row: Row) -> None:

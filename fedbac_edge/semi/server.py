@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 
 from fedbac_edge.parts import Part, is_finite
@@ -12,7 +11,7 @@ from fedbac_edge.semi.hall import Hall
 from fedbac_edge.semi.method import Answer, Bench, Holding, Method, State
 from fedbac_edge.semi.rows import Row, Score, size
 from fedbac_edge.semi.study import StudyError, StudyFailed
-from fedbac_edge.semi.workers import Workers, done
+from fedbac_edge.semi.workers import Workers
 
 Watch = Callable[[int, int], None]
 """Told (answers that are there, answers of the whole round): when a round begins, and with each answer."""
@@ -65,10 +64,10 @@ def one_round(
     for index, exchange in enumerate(exchanges):
         needed = {number: exchange.download(bench, state, holdings[number], round) for number in numbers}
         futures = {number: workers.learn(number, needed[number], round, index) for number in heavy}
-        for count, future in enumerate(as_completed(futures.values()), 1):
-            done(future)  # a failure is known at once
+        # A failure is known at once.
+        for count, _ in enumerate(workers.completed(futures.values()), 1):
             watch(index * len(numbers) + count, total)
-        answers = {number: done(futures[number]) for number in numbers}
+        answers = {number: futures[number].result() for number in numbers}
         _check_finite(answers, round)
         for number, answer in answers.items():
             tally.add(number, needed[number], answer)

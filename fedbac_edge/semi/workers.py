@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection, wait
@@ -16,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedbac_edge import signals
 from fedbac_edge.learning.settings import Evaluation
 from fedbac_edge.parts import Part
 from fedbac_edge.semi.hall import Hall
@@ -33,7 +33,8 @@ _hall: Hall | None = None
 class Workers:
     """`count` processes on a run's data, as a context; left by an exception, it does not wait for them."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, stop: signals.Stop | None = None) -> None:
+        self._stop = stop or signals.Stop()
         context = multiprocessing.get_context("spawn")
         theirs, self._leash = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(str(folder), theirs))
@@ -49,21 +50,32 @@ class Workers:
 
     def learn(self, number: int, parts: Mapping[str, Part], round: int, exchange: int) -> Future[Answer]:
         """A client's work in one exchange of a round, counted from 0; begun."""
-        return self._pool.submit(_learn, number, dict(parts), round, exchange)
+        with signals.started_deaf():  # the pool starts its processes when there is work for them
+            return self._pool.submit(_learn, number, dict(parts), round, exchange)
+
+    def completed(self, futures: Iterable[Future[Answer]]) -> Iterator[Answer]:
+        """The answers as they come. Raises StudyFailed, Interrupted."""
+        return map(_result, self._stop.completed(futures))
 
     def score(self, parts: Mapping[str, Part], views: Mapping[str, View]) -> dict[str, Evaluation]:
-        """Each view on the whole test set; `parts` are those that the views name. Raises StudyFailed."""
+        """Each view on the whole test set; `parts` are those that the views name.
+
+        Raises StudyFailed, Interrupted.
+        """
         from fedbac_edge.learning.evaluation import add
 
-        pieces = [self._pool.submit(_score, dict(parts), dict(views), shard) for shard in range(SHARDS)]
+        with signals.started_deaf():
+            pieces = [self._pool.submit(_score, dict(parts), dict(views), shard) for shard in range(SHARDS)]
+        for _ in self._stop.completed(pieces):
+            pass
         total = dict.fromkeys(views, Evaluation(0, 0, 0.0))
         for piece in pieces:
-            total = {name: add(total[name], found) for name, found in done(piece).items()}
+            total = {name: add(total[name], found) for name, found in _result(piece).items()}
         return total
 
 
-def done(future: Future[T]) -> T:
-    """A future's result. Raises StudyFailed when its process has ended."""
+def _result(future: Future[T]) -> T:
+    """Of a future that is done. Raises StudyFailed when its process has ended."""
     try:
         return future.result()
     except BrokenProcessPool as error:
@@ -75,8 +87,9 @@ def done(future: Future[T]) -> T:
 
 def _begin(folder: str, leash: Connection) -> None:
     global _hall
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent
-    logging.getLogger("fedbac_edge.learning").setLevel(logging.ERROR)  # so are words about this machine
+    signals.leave_to_parent()
+    # Words about this machine are the parent's, too.
+    logging.getLogger("fedbac_edge.learning").setLevel(logging.ERROR)
     threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from fedbac_edge.simulation.engine import PoolError, Reply, Task
 
@@ -18,39 +19,46 @@ class Dispatch:
     """Ends with `close`, after the workers have been made to answer or to fail."""
 
     def __init__(self, workers: Sequence[Ask]) -> None:
-        self._waiting: queue.PriorityQueue[tuple[float, int, Task | None]] = queue.PriorityQueue()
+        self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._threads = [
-            threading.Thread(target=self._serve, args=(ask,), name=f"laboratory-{index}", daemon=True)
-            for index, ask in enumerate(workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._waiting: list[tuple[float, int, Task]] = []
+        """A heap, under the lock."""
+        self._idle: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        for ask in workers:
+            self._idle.put(ask)
+        self._threads = ThreadPoolExecutor(len(workers), "laboratory")
 
     def put(self, task: Task, due: float) -> Future[Reply]:
         """Queue a task. Of those that wait, the one with the smallest `due` is begun first."""
-        self._waiting.put((due, next(self._numbers), task))
+        with self._lock:
+            heapq.heappush(self._waiting, (due, next(self._numbers), task))
+        self._threads.submit(self._serve)
         return task.future
 
     def close(self) -> None:
         """No task is begun any more; those that were have their end."""
-        for _ in self._threads:
-            self._waiting.put((float("-inf"), next(self._numbers), None))
-        for thread in self._threads:
-            thread.join()
+        with self._lock:
+            dropped, self._waiting = self._waiting, []
+        for _, _, task in dropped:
+            task.future.cancel()
+        self._threads.shutdown()
 
-    def _serve(self, ask: Ask) -> None:
-        while True:
-            _, _, task = self._waiting.get()
-            if task is None:
-                return
-            if not task.future.set_running_or_notify_cancel():
-                continue
-            try:
-                reply = ask(task)
-                if reply.broken:
-                    raise PoolError(reply.broken)
-            except Exception as error:  # whoever waits must hear of it, whatever it is
-                task.future.set_exception(error)
-            else:
-                task.future.set_result(reply)
+    def _serve(self) -> None:
+        """Do the most urgent task; a worker is idle, since there are no more threads than workers."""
+        with self._lock:
+            if not self._waiting:
+                return  # closed meanwhile
+            _, _, task = heapq.heappop(self._waiting)
+        if not task.future.set_running_or_notify_cancel():
+            return
+        ask = self._idle.get()
+        try:
+            reply = ask(task)
+            if reply.broken:
+                raise PoolError(reply.broken)
+        except Exception as error:  # whoever waits must hear of it, whatever it is
+            task.future.set_exception(error)
+        else:
+            task.future.set_result(reply)
+        finally:
+            self._idle.put(ask)

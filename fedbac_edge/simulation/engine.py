@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, JobFailed, Trained, TrainJob
+from fedbac_edge.signals import Stop
 from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place
 
 
@@ -86,6 +87,10 @@ class Engine(Protocol):
     def workers(self) -> int:
         """How many."""
 
+    @property
+    def stop(self) -> Stop:
+        """Whether the simulation is to end; whoever waits for a worker asks it."""
+
     def put(self, task: Task, due: float = float("inf")) -> Future[Reply]:
         """Queue a task. Of those that wait, the one with the smallest `due` is begun first."""
 
@@ -96,9 +101,9 @@ class Engine(Protocol):
         """End the workers, whatever they do."""
 
 
-def event_of(future: Future[Reply], job: Job) -> Event:
-    """Wait for a job's result; a job that cannot be done is a JobFailed. Raises PoolError."""
-    reply = future.result()
+def event_of(future: Future[Reply], job: Job, stop: Stop) -> Event:
+    """Wait for a job's result; a job that cannot be done is a JobFailed. Raises PoolError, Interrupted."""
+    reply = stop.result(future)
     return reply.trained or reply.evaluated or JobFailed(job.id, reply.failed)
 
 

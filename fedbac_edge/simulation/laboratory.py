@@ -49,7 +49,7 @@ class Laboratory:
         self._folder = stores
 
     def run(self, journal: Journal, tell: Callable[[Row], None] = lambda row: None) -> dict[str, bytes]:
-        """Run to the end; part name -> canonical bytes of the final parts. Raises PoolError."""
+        """Run to the end; part name -> canonical bytes of the final parts. Raises PoolError, Interrupted."""
         with self._opened() as stores:
             world = self._world(stores)
             cloud = world.processes["cloud"]
@@ -61,6 +61,7 @@ class Laboratory:
                 observer.catch_up(_machine(cloud.node))
 
             def over() -> bool:
+                self._engine.stop.check()
                 if cloud.node is None:
                     return False
                 machine = _machine(cloud.node)
@@ -140,7 +141,7 @@ class Laboratory:
                     seconds += faults.slow_s
             order = task(job, store.blobs, self._grounds, samples=samples, holdout=holdout)
             future = self._engine.put(order, due=world.now + seconds)
-            return seconds, lambda: event_of(future, job)
+            return seconds, lambda: event_of(future, job, self._engine.stop)
 
         return work
 

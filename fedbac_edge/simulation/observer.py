@@ -143,12 +143,12 @@ class Observer:
         servers: dict[str, Server] = {}
         for server, (job, test, held) in done.scores.items():
             site = summary.sites[server]
-            scores = {view.name: _scores(test, job)[number] for number, view in enumerate(self._views)}
+            scores = {view.name: self._scores(test, job)[number] for number, view in enumerate(self._views)}
             accepted = self._stores[server].ledger("accepted", summary.round)
             servers[server] = measured(
                 site.cluster,
                 scores[self._views[0].name],
-                NO_SCORE if held is None else _scores(held, job)[0],
+                NO_SCORE if held is None else self._scores(held, job)[0],
                 site.asked,
                 tuple(sorted({line.subject for line in accepted})),
                 site.samples,
@@ -196,15 +196,14 @@ class Observer:
             wall_s=wall_s,
         )
 
+    def _scores(self, future: Future[Reply], job: EvaluateJob) -> Mapping[int, Score]:
+        """View's number -> score."""
+        event = event_of(future, job, self._engine.stop)
+        if not isinstance(event, Evaluated):
+            raise PoolError(f"{job.id}: {getattr(event, 'reason', event)}")
+        return event.scores
+
 
 def _roles(devices: Iterable[str], trained: Mapping[str, Iterable[str]]) -> set[str]:
     """What the gateway of these devices reports."""
     return {role for device in devices for role in trained[device]}
-
-
-def _scores(future: Future[Reply], job: EvaluateJob) -> Mapping[int, Score]:
-    """View's number -> score."""
-    event = event_of(future, job)
-    if not isinstance(event, Evaluated):
-        raise PoolError(f"{job.id}: {getattr(event, 'reason', event)}")
-    return event.scores

@@ -11,7 +11,6 @@ import itertools
 import logging
 import multiprocessing
 import os
-import signal
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import lru_cache
@@ -21,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from fedbac_edge import signals
 from fedbac_edge.simulation import engine, grounds
 from fedbac_edge.simulation.dispatch import Dispatch
 from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
@@ -47,8 +47,9 @@ def available_cores() -> int:
 class Pool:
     """`workers` processes: the engine of one machine (see `Engine`)."""
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, stop: signals.Stop | None = None) -> None:
         self.workers = workers or available_cores()
+        self.stop = stop or signals.Stop()
         self._processes = [_Process(f"laboratory-{index}", index == 0) for index in range(self.workers)]
         self._dispatch = Dispatch([process.ask for process in self._processes])
 
@@ -64,7 +65,7 @@ class Pool:
 
     def machine(self, grounds: Grounds) -> dict[str, str]:
         """See Engine."""
-        return self._dispatch.put(engine.question(grounds), 0.0).result().machine
+        return self.stop.result(self._dispatch.put(engine.question(grounds), 0.0)).machine
 
     def close(self) -> None:
         """See Engine."""
@@ -82,7 +83,8 @@ class _Process:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process: Any = context.Process(target=_work, args=(theirs, tells), name=name, daemon=True)
-        self._process.start()
+        with signals.started_deaf():
+            self._process.start()
         theirs.close()
         self._shelf = _Shelf()
 
@@ -100,8 +102,8 @@ class _Process:
             ) from None
 
     def end(self) -> None:
-        """Tell it to end."""
-        self._process.terminate()
+        """It holds nothing, and ends in the middle of what it does."""
+        self._process.kill()
 
     def join(self) -> None:
         """Wait for its end."""
@@ -133,9 +135,9 @@ class _Shelf:
 
 def _work(connection: Connection, tells: bool) -> None:
     """Answer orders until the other end of the pipe is gone. One worker `tells` of this machine, for all."""
+    signals.leave_to_parent()
     if not tells:
         logging.getLogger("fedbac_edge.learning").setLevel(logging.ERROR)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which then ends us
     os.environ["OMP_NUM_THREADS"] = "1"
     blobs: dict[str, bytes] = {}
     with contextlib.suppress(EOFError, OSError):

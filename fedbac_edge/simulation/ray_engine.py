@@ -16,6 +16,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge import __version__, vector_level
+from fedbac_edge.signals import POLL_S, Stop, kept
 from fedbac_edge.simulation import engine, grounds
 from fedbac_edge.simulation.dispatch import Dispatch
 from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
@@ -64,7 +66,10 @@ class RayEngine:
     PoolError when the workers do not begin.
     """
 
-    def __init__(self, workers: int | None = None, address: str | None = None) -> None:
+    def __init__(
+        self, workers: int | None = None, address: str | None = None, stop: Stop | None = None
+    ) -> None:
+        self.stop = stop or Stop()
         self._ray, self._ending = _connected(workers, address or os.environ.get("RAY_ADDRESS"))
         self._kinds = OneKind()
         try:
@@ -104,7 +109,11 @@ class RayEngine:
 
     def _await_all(self) -> None:
         began = [actor.ready.remote() for actor in self._actors]
-        there, missing = self._ray.wait(began, num_returns=len(began), timeout=BEGIN_S)
+        end = time.monotonic() + BEGIN_S
+        missing = began
+        while missing and time.monotonic() < end:
+            self.stop.check()
+            there, missing = self._ray.wait(began, num_returns=len(began), timeout=POLL_S)
         if missing:
             raise PoolError(
                 f"of {self.workers} workers {len(there)} have begun within {BEGIN_S:g} s: the cluster has no "
@@ -221,7 +230,8 @@ def _connected(workers: int | None, address: str | None) -> tuple[Any, contextli
         import ray
 
         try:
-            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+            with kept():  # it takes SIGTERM for itself
+                ray.init(log_to_driver=False, logging_level="ERROR", **options)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             where = address or "this machine"
             raise NoRay(

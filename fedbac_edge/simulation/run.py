@@ -28,6 +28,7 @@ from fedbac_edge.datasets.partition import Partition, dirichlet
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.datasets.sources import load
 from fedbac_edge.datasets.subset import subset
+from fedbac_edge.signals import Stop
 from fedbac_edge.simulation import folder as run_folder
 from fedbac_edge.simulation.engine import Engine
 from fedbac_edge.simulation.folder import write_whole
@@ -93,7 +94,7 @@ def simulate(
 
     With `resume` an unfinished run of the same scenario goes on, a finished one gives its result. Raises
     ScenarioError (the folder holds another run, or one and not `resume`), DataError, PartitionError,
-    PoolError.
+    PoolError, and Interrupted when `engine.stop` says so.
     """
     check(scenario)
     with run_folder.held(folder, ScenarioError):
@@ -107,7 +108,8 @@ def simulate(
         else:  # a beginning that never came to its run.json may have been another scenario's
             for name in ("partition.npz", "annotation.npz"):
                 (folder / name).unlink(missing_ok=True)
-        grounds = grounds_of(scenario, folder, data)
+        grounds = grounds_of(scenario, folder, data, engine.stop)
+        engine.stop.check()
         about = About(
             scenario=scenario,
             software=__version__,
@@ -129,15 +131,18 @@ def simulate(
         return result
 
 
-def grounds_of(scenario: Scenario, folder: Path, data: Path) -> Grounds:
+def grounds_of(scenario: Scenario, folder: Path, data: Path, stop: Stop | None = None) -> Grounds:
     """Read, cut and lay out the data in a run's folder; a run that was begun keeps its partition.
 
-    Raises DataError and PartitionError.
+    Raises DataError, PartitionError and Interrupted.
     """
+    stop = stop or Stop()
     federation, cut = scenario.federation, scenario.cut
     classes, shape = federation.model.classes, federation.model.input
     train = load(data, classes=classes, input_shape=shape)
+    stop.check()
     test = load(data, classes=classes, input_shape=shape, split="test")
+    stop.check()
     train = subset(train, cut.samples, cut.seed, "simulation", "subset", "train")
     test = subset(test, cut.test_samples, cut.seed, "simulation", "subset", "test")
     path = folder / "partition.npz"
@@ -164,6 +169,7 @@ def grounds_of(scenario: Scenario, folder: Path, data: Path) -> Grounds:
             allow_tiny=cut.allow_tiny,
         )
         partition.save(path)
+    stop.check()
     if cut.unlabelled_devices:
         train = _without_labels(train, partition, cut.unlabelled_devices)
     return lay_out(folder / "scratch", federation, partition, train, test)

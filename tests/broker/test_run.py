@@ -22,7 +22,9 @@ RUN = """
 import sys
 from pathlib import Path
 from broker.run import run
-run(sys.argv[1], "127.0.0.1", int(sys.argv[2]), Path(sys.argv[3]))
+from fedbac_edge import signals
+with signals.stopping() as stop:
+    run(sys.argv[1], "127.0.0.1", int(sys.argv[2]), Path(sys.argv[3]), stop)
 """
 
 
@@ -80,13 +82,13 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path, free_port: int) -> 
 def test_open_brokers_are_refused(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "192.0.2.1", "gateway.local", "::"):
         with pytest.raises(BrokerError, match="insecure"):
-            run("auto", host, 1883, tmp_path)
+            run("auto", host, 1883, tmp_path, bool)
         with pytest.raises(BrokerError, match="insecure"):
             configuration(host, 1883)
     with pytest.raises(BrokerError, match="plain text"):
-        run("mosquitto", "0.0.0.0", 1883, tmp_path, password_file=tmp_path / "passwords")
+        run("mosquitto", "0.0.0.0", 1883, tmp_path, bool, password_file=tmp_path / "passwords")
     with pytest.raises(BrokerError, match="no password_file"):
-        run("embedded", "127.0.0.1", 1883, tmp_path, password_file=tmp_path / "passwords")
+        run("embedded", "127.0.0.1", 1883, tmp_path, bool, password_file=tmp_path / "passwords")
     assert "listener 1883 0.0.0.0" in configuration("0.0.0.0", 1883, insecure=True)
     tls = Tls(tmp_path / "ca", tmp_path / "c", tmp_path / "k", require_client=True)
     assert "require_certificate true" in configuration("0.0.0.0", 8883, tls=tls)

@@ -128,7 +128,7 @@ def test_arrivals_waits_for_files_to_stop_growing(tmp_path: Path) -> None:
     growing = tmp_path / "growing.png"
     growing.write_bytes(b"x")
     seen: list[tuple[str, int]] = []
-    following = arrivals(tmp_path, stop, interval=0.05)
+    following = arrivals(tmp_path, stop.is_set, interval=0.05)
 
     def grow() -> None:
         for size in range(2, 30):

@@ -16,13 +16,13 @@ from typing import cast
 
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge import tiers
+from fedbac_edge import signals, tiers
 from fedbac_edge.encodings import Encoding
 from fedbac_edge.federation import Federation
 from fedbac_edge.node import Node
 from fedbac_edge.protocol.engine import AnyJob, Event, Job
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Runtime, stopping_on_signals
+from fedbac_edge.runtime import Runtime
 from fedbac_edge.simulation import stub, trials
 from fedbac_edge.simulation.dying_store import DyingStore
 from fedbac_edge.store import Store
@@ -75,7 +75,7 @@ def main() -> None:
         StubWorker(federation, trials.held(federation, role) if role[0] == "d" else (100, 0)),
         until=lambda node: role == "cloud" and node.machine.state.phase == "finished",
     )
-    with stopping_on_signals(runtime.stop):
+    with signals.stopping() as stop, stop.wakes(runtime.stop):
         runtime.run()
     store.close()
 
