@@ -10,7 +10,7 @@ The file is TOML with the flags' long names as keys, for example
 from __future__ import annotations
 
 import os
-import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +23,6 @@ from device_agent.data import MissingData
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.datasets.sources import KINDS
 from fedbac_edge.releases import keys
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DEFAULT_FILE = Path("/etc/fedbac/agent.toml")
 DEFAULT_BROKER = "mqtt://localhost:1883"

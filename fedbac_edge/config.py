@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +20,6 @@ from fedbac_edge.models.catalog import LeNet, architecture
 from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.releases import keys
 from fedbac_edge.robust import unsupported
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class FederationError(ValueError):

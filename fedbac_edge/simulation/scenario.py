@@ -5,7 +5,7 @@ A scenario is one value that goes to the run's folder and back, so that a run ca
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,11 +15,6 @@ from fedbac_edge import config, type_faults
 from fedbac_edge.datasets.partition import Form
 from fedbac_edge.federation import Count, Federation, Fraction, Natural, Positive, Table
 from fedbac_edge.simulation.faults import NONE, Faults
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class ScenarioError(ValueError):
