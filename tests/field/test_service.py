@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 
 from fedbac_edge import notify
 
-UNITS = sorted((Path(__file__).parents[2] / "deploy").glob("*.service"))
 FEDERATION = 'name = "served"\nrounds = 9\n[model]\nclasses = ["a", "b"]\n[gateways]\ngw1 = []\n'
 
 
@@ -100,34 +98,3 @@ def test_a_loop_that_hangs_gives_no_sign(manager: Manager, monkeypatch: pytest.M
         time.sleep(0.3)
         with pytest.raises(TimeoutError):
             manager._socket.recv(4096)
-
-
-def test_the_units_are_those_of_all_roles() -> None:
-    assert [unit.name for unit in UNITS] == [
-        "fedbac-agent.service",
-        "fedbac-cloud.service",
-        "fedbac-gateway@.service",
-        "fedbac-serve.service",
-    ]
-    for unit in UNITS:
-        text = unit.read_text()
-        assert "Type=notify" in text
-        assert "WatchdogSec=60" in text
-        assert "RestartPreventExitStatus=2" in text
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    for unit in UNITS:
-        program = Path(sys.executable).with_name("fedbac")
-        text = unit.read_text().replace("/opt/fedbac/bin/fedbac-agent", str(program))
-        text = text.replace("/opt/fedbac/bin/fedbac", str(program)).replace("User=fedbac\n", "")
-        (tmp_path / unit.name.replace("@", "@gw1")).write_text(text)
-    ran = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *map(str, tmp_path.glob("*.service"))],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
-    )
-    complaints = [line for line in ran.stderr.splitlines() if "fedbac" in line]
-    assert complaints == []
