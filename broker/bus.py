@@ -124,7 +124,10 @@ class Bus(Protocol):
         """Queue a message (QoS 1). `Published(token)` follows when token is not 0."""
 
     def subscribe(self, filter: str) -> None:
-        """Ask for a topic filter; remembered, and repeated only when the broker forgot the session."""
+        """Ask for a topic filter; remembered, and repeated on every connection.
+
+        What is retained there comes when the filter is new to the broker's session.
+        """
 
     def unsubscribe(self, filter: str) -> None:
         """Stop asking for a topic filter."""

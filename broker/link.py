@@ -99,6 +99,15 @@ class Complaint:
     text: str
 
 
+RetainedFirst: TypeAlias = Literal["always", "if new", "never"]
+"""When the broker sends what is retained under a filter: "if new", when its session did not have it."""
+
+_RETAIN_HANDLING: dict[RetainedFirst, int] = {
+    "always": SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE,
+    "if new": SubscribeOptions.RETAIN_SEND_IF_NEW_SUB,
+    "never": SubscribeOptions.RETAIN_DO_NOT_SEND,
+}
+
 Fact: TypeAlias = Answer | Down | Arrived | Answered | Complaint
 
 
@@ -269,12 +278,9 @@ class Link:
         qos = 1 if answering.certain else 0
         return self._client.publish(topic, payload, qos=qos, retain=retain, properties=properties).mid
 
-    def subscribe(self, filter: str, retained: bool = True) -> int:
-        """Send SUBSCRIBE (QoS 1, with or without the retained messages); returns its packet id."""
-        handling = (
-            SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE if retained else SubscribeOptions.RETAIN_DO_NOT_SEND
-        )
-        options = SubscribeOptions(qos=1, retainHandling=handling)
+    def subscribe(self, filter: str, retained: RetainedFirst = "always") -> int:
+        """Send SUBSCRIBE (QoS 1); returns its packet id. `retained`: whether the retained messages come."""
+        options = SubscribeOptions(qos=1, retainHandling=_RETAIN_HANDLING[retained])
         return self._client.subscribe(filter, options=options)[1] or 0
 
     def unsubscribe(self, filter: str) -> int:

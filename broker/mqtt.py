@@ -104,9 +104,10 @@ class MqttBus:
         self._incoming = Incoming()
         self._filters: dict[str, bool] = {}  # filter -> the broker's session has it, or was asked
         self._leaving: dict[str, None] = {}  # filters to unsubscribe, in order
+        self._renewing: list[str] = []  # filters that the broker's session should have, to be repeated
 
         # Of the bus's thread alone:
-        self._asked: dict[int, tuple[Literal["subscribe", "unsubscribe"], str]] = {}  # by packet id
+        self._asked: dict[int, tuple[Literal["subscribe", "renew", "unsubscribe"], str]] = {}  # by packet id
         self._fresh: set[str] = set()  # filters subscribed on the present connection
         self._largest: int | None = None  # the broker's packet limit
         self._silent_takeovers = 0
@@ -247,7 +248,7 @@ class MqttBus:
                 for what, filter in self._asked.values():  # not answered: ask again
                     if what == "unsubscribe":
                         self._leaving[filter] = None
-                    elif filter in self._filters:
+                    elif what == "subscribe" and filter in self._filters:
                         self._filters[filter] = False
             self._asked.clear()
             self._fresh.clear()
@@ -272,6 +273,9 @@ class MqttBus:
             if not answer.session_present:
                 self._filters = dict.fromkeys(self._filters, False)
                 self._leaving.clear()
+            # A broker that came back with an older memory has an older session: what was asked for since is
+            # not in it. Asking again costs a few bytes, and what is retained comes for new filters only.
+            self._renewing = [filter for filter, known in self._filters.items() if known]
         self._inbox.put(Connected(answer.session_present, self._largest))
 
     def _deliver(self, arrived: Arrived) -> None:
@@ -299,7 +303,7 @@ class MqttBus:
         refused = answered.code >= 0x80
         if answered.what != "publish":
             what, filter = self._asked.pop(answered.mid, (None, ""))
-            if what == "subscribe":
+            if what == "subscribe" or (what == "renew" and refused):
                 self._inbox.put(Subscribed(filter, not refused))
             return
         with self._lock:
@@ -322,9 +326,13 @@ class MqttBus:
             for filter in self._leaving:
                 # rumqttd ignores UNSUBSCRIBE for what an earlier connection subscribed: make it this one's.
                 if filter not in self._fresh:
-                    link.subscribe(filter, retained=False)
+                    link.subscribe(filter, "never")
                 self._asked[link.unsubscribe(filter)] = ("unsubscribe", filter)
             self._leaving.clear()
+            for filter in self._renewing:
+                if self._filters.get(filter):
+                    self._asked[link.subscribe(filter, "if new")] = ("renew", filter)
+            self._renewing = []
             for filter in [f for f, known in self._filters.items() if not known]:
                 self._filters[filter] = True
                 self._fresh.add(filter)

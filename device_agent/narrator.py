@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Protocol
 
+from fedbac_edge import stalls
 from fedbac_edge.node import Node
 from fedbac_edge.protocol.device import Device, DeviceState
 from fedbac_edge.protocol.engine import Action, Event, Log, Received, Send, Work
@@ -184,6 +185,9 @@ class Narrator:
             case "restored":
                 text = "the cloud was restored from an older backup; following it from there"
                 self._note("federation", text, instance=line.subject)
+            case "stalled":
+                times = int(line.detail["times"])
+                self._note("stalled", f"{head}: {stalls.sentence(times)}", round=round, times=times)
             case "new federation":
                 self._note("federation", "the federation has started anew", instance=line.subject)
 

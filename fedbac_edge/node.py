@@ -34,10 +34,12 @@ from fedbac_edge.protocol.engine import (
     Offer,
     Received,
     Refresh,
+    Repeat,
     Resend,
     Send,
     Settle,
     Spoiled,
+    Stalled,
     Started,
     StopWork,
     TimerFired,
@@ -45,6 +47,7 @@ from fedbac_edge.protocol.engine import (
     Work,
 )
 from fedbac_edge.restraint import RESTRAINED, Restraint
+from fedbac_edge.retained import MemoryCheck
 from fedbac_edge.store import Store
 
 AWAY_MOST_S = 60.0
@@ -78,6 +81,7 @@ class Node:
         self._incoming = Incoming(store, federation)
         self._outgoing = Outgoing(store)
         self._restraint = Restraint()
+        self._memory = MemoryCheck()
         self._connected = False
         self._hello = 0.0
         self._offset = 0.0
@@ -112,7 +116,7 @@ class Node:
         """When `tick` has something to do, or None."""
         times = [*self.machine.timers().values(), *self._outgoing.due(), *self._incoming.due()]
         if self._connected:
-            times.append(self._hello)
+            times += [self._hello, *self._memory.due()]
         return min(times) - self._offset if times else None
 
     def tick(self, monotonic: float) -> list[Effect]:
@@ -123,7 +127,15 @@ class Node:
                 with self.store.transaction():
                     self._run(TimerFired(name), now)
         self._outgoing.resend(now)
-        self._effects += self._incoming.ask_again(now)
+        effects, stalled, times = self._incoming.ask_again(now)
+        self._effects += effects
+        if self._connected:
+            if stalled:
+                with self.store.transaction():
+                    self._run(Stalled(stalled, times), now)
+            missing, effects = self._memory.overdue(self._listens, now)
+            self._effects += effects
+            self._repair_memory(missing, "nothing is retained there")
         if self._connected and self._hello <= now + CLOCK_GRAIN_S:
             self._say_hello(now, repeated=True)
         return self._drain()
@@ -144,7 +156,9 @@ class Node:
         now = self._now(monotonic)
         self._connected = True
         with self.store.transaction():
-            self._outgoing.connect(session_present, maximum_packet)
+            repaired = self._outgoing.connect(session_present, maximum_packet)
+        expected = {} if repaired else self._expected()
+        self._effects += self._memory.begin(expected, self._listens, now)
         self._say_hello(now)
         return self._drain()
 
@@ -152,15 +166,22 @@ class Node:
         """The link is down; the bus keeps what it was given and sends it when it is up again."""
         self._connected = False
 
-    def delivered(self, topic: str, payload: bytes, monotonic: float) -> list[Effect]:
-        """A message arrived; once this returns, its effects are stored and it may be acknowledged."""
+    def delivered(self, topic: str, payload: bytes, monotonic: float, retained: bool = False) -> list[Effect]:
+        """A message arrived; once this returns, its effects are stored and it may be acknowledged.
+
+        `retained`: the broker had kept it.
+        """
         now = self._now(monotonic)
+        older, effects = self._memory.heard(topic, payload, self._listens, now)
+        self._effects += effects
+        if older:
+            self._repair_memory([topic], "an older message is retained there")
         address = topics.parse(topic)
         if address is None or address.federation != self.federation or not payload:
-            return []
+            return self._drain()
         with self.store.transaction():
             if address.kind == "blob":
-                self._blob_chunk(address.digest or "", payload, now)
+                self._blob_chunk(address.digest or "", payload, now, retained)
             else:
                 self._message(topic, address, payload, now)
         return self._drain()
@@ -240,6 +261,8 @@ class Node:
             case Refresh(channel):
                 topic = self._topic(channel)
                 self._effects += [Unsubscribe(topic), Subscribe(topic)]
+            case Repeat(what):
+                self._repeat(what)
             case Withdraw(hash):
                 self._withdraw(hash)
             case Work(job):
@@ -270,13 +293,13 @@ class Node:
         channel = Channel(cast(Leaf, address.kind), address.gateway or "", address.device or "")
         self._run(Received(channel, message, size), now)
 
-    def _blob_chunk(self, hash: str, payload: bytes, now: float) -> None:
+    def _blob_chunk(self, hash: str, payload: bytes, now: float, retained: bool) -> None:
         """A chunk of a part that may be wanted; checked against the hash in its topic when complete."""
         wanted = self._wanted.get(hash)
         if wanted is None:
             return
         try:
-            whole = self._incoming.join_part(wanted, payload, now)
+            whole = self._incoming.join_part(wanted, payload, now, retained)
         except (wire.WireError, chunks.ChunkError) as error:
             self._unreadable(topics.blob_prefix(self.federation, hash), error, len(payload))
             self._run(Spoiled(hash, str(error)[:400]), now)
@@ -323,6 +346,34 @@ class Node:
     def _publish_manifest(self, topic: str, manifest: bytes) -> None:
         self.store.own(topic, manifest, kind="manifest")
         self._post(topic, manifest, retain=True, kind="manifest")
+
+    def _repeat(self, what: str | Channel) -> None:
+        """Publish a retained topic of ours once more, unless it is on its way."""
+        topic = topics.blob_prefix(self.federation, what) if isinstance(what, str) else self._topic(what)
+        for owned, payload, blob, kind in self.store.owned():
+            if owned == topic and all(row.topic != topic for row in self.store.outbox()):
+                self._post(topic, payload, blob=blob, retain=True, kind=kind)
+
+    def _expected(self) -> dict[str, bytes]:
+        """What the broker must have retained of ours, but for what is on its way and what Hello repeats."""
+        spoken = {self.will().topic, *(row.topic for row in self.store.outbox())}
+        return {
+            topic: payload
+            for topic, payload, _, _ in self.store.owned()
+            if payload and topic not in spoken and chunks.fits(len(payload), self._outgoing.maximum_packet)
+        }
+
+    def _repair_memory(self, wrong: list[str], why: str) -> None:
+        """The broker does not hold what it should: all goes out again. What is on its way may differ."""
+        spoken = {row.topic for row in self.store.outbox()} if wrong else set()
+        wrong = [topic for topic in wrong if topic not in spoken]
+        if not wrong:
+            return
+        self._effects += self._memory.begin({}, self._listens, self._latest)
+        with self.store.transaction():
+            for topic in wrong:
+                self._log(0, "broker forgot", topic, {"why": why})
+            self._outgoing.repair()
 
     def _withdraw(self, hash: str) -> None:
         """Clear every retained chunk of a part, and drop what of it has not left yet."""

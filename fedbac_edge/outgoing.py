@@ -69,17 +69,22 @@ class Outgoing:
             self._resend.pop(row_id, None)
             self._queue = deque(sending for sending in self._queue if sending.row.id != row_id)
 
-    def connect(self, session_present: bool, maximum_packet: int | None) -> None:
-        """The link is up. Rows cut for another packet size, or half with a broker that forgot, start over."""
+    def connect(self, session_present: bool, maximum_packet: int | None) -> bool:
+        """The link is up. Rows cut for another packet size, or half with a broker that forgot, start over.
+
+        True when everything that is retained goes out again.
+        """
         stale = not session_present or maximum_packet != self.maximum_packet
         if maximum_packet != self.maximum_packet:
             self.maximum_packet = maximum_packet
             self._store.write(MAXIMUM_PACKET, str(maximum_packet or "").encode())
         if stale:
             self._start_over()
-        if not session_present or not self._repaired:
-            self._repair()
-            self._repaired = True
+        if session_present and self._repaired:
+            return False
+        self.repair()
+        self._repaired = True
+        return True
 
     def _start_over(self) -> None:
         """Forget how far every row has come. Acknowledgements of what is in flight then complete no row."""
@@ -91,7 +96,7 @@ class Outgoing:
         for row_id in sorted(begun):
             self.enqueue(row_id)
 
-    def _repair(self) -> None:
+    def repair(self) -> None:
         """The broker has no memory of us: our retained topics, and what awaits an answer, go out again."""
         waiting = {(row.topic, row.payload) for row in self._store.outbox()}
         for topic, payload, blob, kind in self._store.owned():

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 RESTRAINED = frozenset(
-    {"unreadable", "refused", "publish refused", "foreign task", "foreign spec", "stale task", "declined"}
+    {
+        "unreadable",
+        "refused",
+        "publish refused",
+        "published again",
+        "foreign task",
+        "foreign spec",
+        "stale task",
+        "declined",
+    }
 )
 """Kinds of lines that somebody else's messages cause, as many as he likes."""
 LINES = 20

@@ -185,8 +185,8 @@ class Runtime:
         if not isinstance(event, _Done) and self._test.take(event, now):
             return []
         match event:
-            case Delivery(topic, payload):
-                return self._node.delivered(topic, payload, now)
+            case Delivery(topic, payload, retained):
+                return self._node.delivered(topic, payload, now, retained)
             case Published(token, refused):
                 topic = self._topics.pop(token, "")
                 if NOT_AUTHORIZED in refused.lower():

@@ -72,7 +72,7 @@ def cloud(
     listens: dict[str, tuple[type[messages.Message], ...]] = {
         topics.spec(name): (messages.Spec,),
         topics.edge_filter(name, "status"): (messages.GatewayStatus,),
-        topics.edge_filter(name, "reply"): (messages.Taken,),
+        topics.edge_filter(name, "reply"): (messages.Taken, messages.Missing),
         topics.edge_filter(name, "update"): (messages.GatewayUpdate, messages.GatewayScores),
         topics.cloud_order(name): (messages.Order,),
     }
@@ -93,7 +93,7 @@ def gateway(
         topics.edge(federation, name, "task"): (messages.GatewayTask, messages.GatewayEvaluation),
         topics.edge(federation, name, "receipt"): (messages.Receipt,),
         topics.device_filter(federation, name, "status"): (messages.DeviceStatus,),
-        topics.device_filter(federation, name, "reply"): (messages.TaskReply,),
+        topics.device_filter(federation, name, "reply"): (messages.TaskReply, messages.Missing),
         topics.device_filter(federation, name, "update"): (messages.DeviceUpdate, messages.DeviceScores),
     }
     machine = Gateway(name, store.blobs, _state(store, GatewayState))

@@ -164,6 +164,8 @@ class Narrate:
 
 def sentence(line: LedgerLine) -> str:
     """A ledger line of a gateway for people; empty for what they need not see."""
+    from fedbac_edge import stalls
+
     detail = line.detail
     match line.kind:
         case "spec":
@@ -185,6 +187,8 @@ def sentence(line: LedgerLine) -> str:
             )
         case "refused" | "declined":
             return f"round {line.round}: {line.subject} {line.kind}: {detail['why']}"
+        case "stalled":
+            return f"round {line.round}: {stalls.sentence(detail['times'])}"
         case "silent":
             return f"round {line.round}: {line.subject} did not answer in time"
         case "closed":

@@ -46,6 +46,7 @@ from fedbac_edge.protocol.engine import (
     Keep,
     Log,
     Received,
+    Repeat,
     Resend,
     Send,
     Settle,
@@ -57,6 +58,7 @@ from fedbac_edge.protocol.messages import (
     GatewayScores,
     GatewayStatus,
     GatewayUpdate,
+    Missing,
     Order,
     PartRef,
     Receipt,
@@ -66,6 +68,8 @@ from fedbac_edge.protocol.messages import (
 )
 
 RECLAIM_S = 10.0
+REPEAT_S = 5.0
+"""What is retained goes out again at most so often, however many ask for it."""
 
 
 class Cloud:
@@ -131,8 +135,10 @@ class Cloud:
                 self.state.session += 1
                 self.state.proven = ()
                 return self._found(now) if self.state.phase == "new" else self._go_on_after_restart(now)
-            case Hello():
-                return [*self._reclaim(now), self.status(self.state.phase)]
+            case Hello(repeated=repeated):
+                # Retained messages reach not everybody (a cluster's other nodes); what is sent live does.
+                spec = [self._spec()] if repeated and self.state.phase != "new" else []
+                return [*(spec or self._reclaim(now)), self.status(self.state.phase)]
             case Received(message=Spec() as spec):
                 return self._hear_spec(spec, now)
             case Received(message=GatewayStatus() as status):
@@ -143,6 +149,8 @@ class Cloud:
                 return self._update(event.channel.gateway, update, event.size, now)
             case Received(message=GatewayScores() as scores):
                 return self._scores(event.channel.gateway, scores, event.size, now)
+            case Received(message=Missing() as missing):
+                return self._missed(event.channel.gateway, missing, now)
             case TimerFired(name="gather") if self.state.phase == "gathering":
                 return self._gathered(now)
             case TimerFired(name=collecting.DEADLINE):
@@ -202,6 +210,19 @@ class Cloud:
         if gathering and sites.are_complete(self.federation, self.state):
             return [*again, *self._begin(now)]
         return again
+
+    def _missed(self, gateway: str, missing: Missing, now: float) -> list[Action]:
+        """Publish again what somebody at this site waits for in vain."""
+        state, kept = self.state, self.kept()
+        asked = [(hash, Repeat(hash)) for hash in missing.hashes if hash in kept]
+        if missing.release:
+            asked.append((gateway, Repeat(Channel("release", gateway))))
+        recent = {what: when for what, when in state.repeated.items() if now - when < REPEAT_S}
+        due = {what: action for what, action in asked if what not in recent}
+        state.repeated = {**recent, **dict.fromkeys(due, now)}
+        if not due:
+            return []
+        return [Log("published again", gateway, state.round, {"what": sorted(due)}), *due.values()]
 
     def _gathered(self, now: float) -> list[Action]:
         """The wait is over: start with who is there, or wait on when nobody is."""

@@ -73,6 +73,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     """The specification on the broker is not this one: another cloud's, or from before a change."""
     reclaimed: float = -1e9
     """When this cloud last put its own in that place."""
+    repeated: dict[str, float] = {}
+    """Part or site -> when what is retained of it was last published again for who had missed it."""
     phase: Phase = "new"
     round: int = 0
     """Counted from 1 over all campaigns."""

@@ -35,6 +35,7 @@ from fedbac_edge.protocol.engine import (
     Refresh,
     Send,
     Settle,
+    Stalled,
     Started,
     StopWork,
     TimerFired,
@@ -48,6 +49,7 @@ from fedbac_edge.protocol.messages import (
     DeviceStatus,
     DeviceUpdate,
     EvaluateTask,
+    Missing,
     PartRef,
     Parts,
     Receipt,
@@ -167,6 +169,9 @@ class Device:
             case Fetched():
                 self.state.received += event.size
                 return self._start_when_complete()
+            case Stalled(hashes=hashes, times=times) if self.state.task is not None:
+                line = Log("stalled", kind_of(self.state.task), self.state.task.round, {"times": times})
+                return [line, Send(self._channel("reply"), Missing(hashes=hashes[:64]))]
             case Trained() if self._is_current(event.job):
                 return self._answer_update(event, now)
             case Evaluated() if self._is_current(event.job):

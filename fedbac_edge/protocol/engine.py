@@ -69,6 +69,15 @@ class Spoiled:
 
 
 @dataclass(frozen=True)
+class Stalled:
+    """Wanted parts make no progress, and the broker has nothing of them: who made them should send again."""
+
+    hashes: tuple[str, ...]
+    times: int
+    """How often this was said since the last progress."""
+
+
+@dataclass(frozen=True)
 class TimerFired:
     """The named timer of the machine's state is due."""
 
@@ -145,6 +154,7 @@ Event = (
     | Received
     | Fetched
     | Spoiled
+    | Stalled
     | TimerFired
     | Trained
     | Evaluated
@@ -272,6 +282,13 @@ class Refresh:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """Publish again what this process keeps retained: a part by its hash, or what stands on a channel."""
+
+    what: str | Channel
+
+
+@dataclass(frozen=True)
 class Withdraw:
     """Clear the retained chunks of a part that nobody needs any more."""
 
@@ -300,7 +317,9 @@ class Log:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Send | Settle | Resend | Keep | Announce | Offer | Refresh | Withdraw | Work | StopWork | Log
+Action = (
+    Send | Settle | Resend | Keep | Announce | Offer | Refresh | Repeat | Withdraw | Work | StopWork | Log
+)
 
 
 class Machine(Protocol):

@@ -47,6 +47,7 @@ from fedbac_edge.protocol.engine import (
     Resend,
     Send,
     Settle,
+    Stalled,
     Started,
     TimerFired,
     Work,
@@ -62,6 +63,7 @@ from fedbac_edge.protocol.messages import (
     GatewayStatus,
     GatewayTask,
     GatewayUpdate,
+    Missing,
     PartRef,
     Receipt,
     Score,
@@ -150,6 +152,12 @@ class Gateway:
             case Fetched():
                 self.state.received += event.size
                 return self._go_on_when_complete(now)
+            case Stalled(hashes=hashes, times=times) if self.state.task is not None:
+                task = self.state.task
+                line = Log("stalled", gateway_tasks.kind(task), task.round, {"times": times})
+                return [line, Send(Channel("reply", self.name), Missing(hashes=hashes[:64]))]
+            case Received(message=Missing() as missing):
+                return [Send(Channel("reply", self.name), missing)]
             case Evaluated(scores=scores) if self.state.phase == "scoring" and event.job == self._job_id():
                 return self._report_update(now, scores[0])
             case Evaluated(scores=scores) if self.state.phase == "evaluating" and event.job == self._job_id():

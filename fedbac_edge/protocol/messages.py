@@ -352,6 +352,15 @@ class DeviceScores(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seconds: Seconds
 
 
+class Missing(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="missing"):
+    """Please publish again: what is retained does not reach us. On `reply`; a gateway passes it on."""
+
+    hashes: Annotated[tuple[Hash, ...], Meta(max_length=64)] = ()
+    """Parts that make no progress."""
+    release: bool = False
+    """The release of the site."""
+
+
 # --- both links -----------------------------------------------------------------------------------
 
 

@@ -29,13 +29,14 @@ from fedbac_edge.protocol.engine import (
     Received,
     Send,
     Spoiled,
+    Stalled,
     Started,
     TimerFired,
     TrialJob,
     Tried,
     Work,
 )
-from fedbac_edge.protocol.messages import PartRef, Release, ServingStatus
+from fedbac_edge.protocol.messages import Missing, PartRef, Release, ServingStatus
 from fedbac_edge.releases import keys
 from fedbac_edge.releases.manifest import MANIFEST, Manifest, Unreadable, read
 
@@ -139,8 +140,13 @@ class Serving:
             case Started():
                 self.state.session += 1
                 return self._open_current() or self._go_on()
-            case Hello():
-                return [self._tell()]
+            case Hello(repeated=repeated):
+                # Who has no model after a while may have missed a release: not every broker of a cluster
+                # knows what another one retains.
+                bare = repeated and self.state.current is None and self.state.pending is None
+                return [self._tell(), *([self._ask(Missing(release=True))] if bare else [])]
+            case Stalled(hashes=hashes):
+                return [self._ask(Missing(hashes=hashes))]
             case Received(message=Release() as release):
                 return self._judge(release)
             case Fetched() | TimerFired():
@@ -292,6 +298,9 @@ class Serving:
 
     def _tell(self) -> Send:
         return self.status("serving" if self.state.current else "empty")
+
+    def _ask(self, missing: Missing) -> Send:
+        return Send(Channel("reply", self.gateway, self.name), missing)
 
     def _doing(self) -> str:
         pending = self.state.pending

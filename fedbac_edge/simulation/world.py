@@ -200,7 +200,7 @@ class World:
             return
 
         def take(node: Node) -> list[Effect]:
-            effects = node.delivered(delivery.topic, delivery.payload, self.now)
+            effects = node.delivered(delivery.topic, delivery.payload, self.now, delivery.retain)
             self.broker.acknowledge(process.name, delivery.ticket)
             return effects
 

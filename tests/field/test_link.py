@@ -350,8 +350,8 @@ def cloud_state(path: Path) -> CloudState:
         store.close()
 
 
-def wait_for_round(path: Path, round: int) -> None:
-    end = time.monotonic() + 60
+def wait_for_round(path: Path, round: int, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(StoreError, msgspec.DecodeError):
             if cloud_state(path).round >= round:

@@ -1,0 +1,13 @@
+"""What people are told when the models of a round do not come."""
+
+from __future__ import annotations
+
+
+def sentence(times: int) -> str:
+    """For the ledger line "stalled": at first a note, then where to look; `times` the cloud was asked."""
+    if times == 1:
+        return "the models do not come; the cloud is asked to send them again"
+    return (
+        f"the models do not come, though the cloud was asked {times} times: is it running, and does a bridge "
+        "on the way carry blob/# down and edge/+/reply up?"
+    )

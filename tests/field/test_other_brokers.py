@@ -1,0 +1,192 @@
+"""Brokers that remember less than they should, limit what they do not announce, or are of another make."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker import topics
+from broker.bus import Delivery, Will
+from broker.mosquitto import MosquittoBroker
+from broker.mqtt import MqttBus
+from broker.url import BrokerUrl
+from fedbac_edge.node import Node
+from fedbac_edge.parts import digest
+from fedbac_edge.protocol.engine import Announce, Channel, Hello, Keep, Send, Withdraw
+from fedbac_edge.protocol.messages import CloudStatus, PartRef
+from fedbac_edge.runtime import Runtime
+from fedbac_edge.simulation import trials
+from fedbac_edge.store import Store
+from tests.field import ejabberd
+from tests.field.test_link import Fleet, wait_for_round
+
+needs_ejabberd = pytest.mark.skipif(not ejabberd.installed(), reason="ejabberd is not installed")
+
+
+class State(msgspec.Struct, kw_only=True):
+    timers: dict[str, float] = {}
+
+
+class Publisher:
+    """A machine that keeps one part published; it makes a new generation of it when it is told to."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.data = b"first" * 100
+
+    @property
+    def ref(self) -> PartRef:
+        return PartRef("global", digest(self.data), len(self.data))
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        match event:
+            case Hello():
+                return [self.status("training")]
+            case bytes():
+                before, self.data = self.ref.hash, event
+                return [Keep(self.ref.hash, event), Announce(self.ref, 2), Withdraw(before)]
+        return [Keep(self.ref.hash, self.data), Announce(self.ref, 1)]
+
+    def status(self, state: str) -> Send:
+        return Send(Channel("status"), CloudStatus(state=state, session=1), retain=True)
+
+    def timers(self) -> Mapping[str, float]:
+        return self.state.timers
+
+    def wanted(self) -> Mapping[str, PartRef]:
+        return {}
+
+    def kept(self) -> Set[str]:
+        return {self.ref.hash}
+
+
+class Retained:
+    """What a newcomer finds retained under a filter, and what comes live after that."""
+
+    def __init__(self, url: str, filter: str) -> None:
+        self.found: dict[str, bytes] = {}
+        self._bus = MqttBus(BrokerUrl.parse(url), f"eyes-{time.monotonic_ns()}", self, session_expiry=0)
+        self._bus.subscribe(filter)
+        self._bus.start()
+
+    def put(self, event: object, /) -> None:
+        if isinstance(event, Delivery):
+            self.found[event.topic] = event.payload
+            self._bus.acknowledge(event.ticket)
+
+    def close(self) -> None:
+        self._bus.close(1.0)
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def remembering(tmp_path: Path) -> Iterator[tuple[MosquittoBroker, str]]:
+    """A Mosquitto with `persistence true`, as Debian configures it, and its address."""
+    port = ejabberd.free_port()
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    with MosquittoBroker("127.0.0.1", port, tmp_path / "mosquitto", persistence_dir=memory) as broker:
+        yield broker, f"mqtt://127.0.0.1:{port}"
+
+
+def save(broker: MosquittoBroker, folder: Path) -> None:
+    """Have it write its memory to the disk (SIGUSR1), and wait for that."""
+    process = broker.process._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGUSR1)
+    wait_until(lambda: (folder / "mosquitto.db").exists(), "nothing was saved")
+
+
+def test_a_broker_that_comes_back_with_an_older_memory(
+    remembering: tuple[MosquittoBroker, str], tmp_path: Path
+) -> None:
+    """It says "session present" and holds older models: the owner publishes today's again."""
+    broker, url = remembering
+    machine = Publisher()
+    running: list[Runtime] = []
+
+    def open_bus(inbox: Any, will: Will) -> MqttBus:
+        return MqttBus(BrokerUrl.parse(url), "cloud", inbox, will, back_off=0.05, back_off_cap=0.3)
+
+    def run() -> None:
+        store = Store(tmp_path / "cloud.sqlite")
+        running.append(Runtime(store, Node(machine, store, "t", {topics.spec("t"): ()}), open_bus))
+        running[0].run()
+        store.close()
+
+    def stands(hash: str) -> bool:
+        """The manifest of this part is at the broker, and so are its chunks."""
+        manifest = Retained(url, topics.model("t", "global"))
+        blob = Retained(url, topics.blob_filter("t", hash))
+        try:
+            time.sleep(0.3)
+            return hash.encode() in manifest.found.get(topics.model("t", "global"), b"") and bool(blob.found)
+        finally:
+            manifest.close()
+            blob.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: stands(machine.ref.hash), "the part did not go out")
+    save(broker, tmp_path / "memory")
+    today = b"today's" * 100
+    runtime = running[0]
+    runtime.tell(today)  # type: ignore[arg-type]
+    wait_until(lambda: machine.data == today and stands(machine.ref.hash), "the new part did not go out")
+    broker.kill()
+    wait_until(lambda: runtime.link != "connected", "the link did not break")
+    broker.start()
+    wait_until(lambda: runtime.link == "connected", "the link did not come back")
+    try:
+        wait_until(lambda: stands(machine.ref.hash), "today's part is not there")
+    finally:
+        runtime.stop()
+        thread.join(20)
+    assert [line.subject for line in Store(tmp_path / "cloud.sqlite").ledger("broker forgot")]
+
+
+@needs_ejabberd
+def test_a_fleet_on_one_node_of_ejabberd(tmp_path: Path) -> None:
+    shape: trials.Shape = (2, 2, 3, "float32")
+    with ejabberd.nodes(tmp_path, "ea") as (node,):
+        fleet = Fleet(trials.federation_of(shape), tmp_path)
+        fleet.start(lambda name: node.url, back_off=0.05, back_off_cap=0.5)
+        fleet.finish(200)
+    assert fleet.hashes() == trials.undisturbed(shape)[0]
+    assert fleet.assert_counted_once() > 0
+
+
+@needs_ejabberd
+@pytest.mark.soak
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_cluster_of_two_nodes(tmp_path: Path, killed: bool, record: Callable[[str], None]) -> None:
+    """gw2 and its devices on the second node, which has nothing of what is retained on the first one."""
+    shape: trials.Shape = (2, 2, 4, "float32")
+    began = time.monotonic()
+    with ejabberd.nodes(tmp_path, "ea", "eb") as (one, two):
+        federation = trials.federation_of(shape)
+        there = {"gw2", *federation.gateways["gw2"]}
+        fleet = Fleet(federation, tmp_path)
+        fleet.start(lambda name: (two if name in there else one).url, back_off=0.05, back_off_cap=1.0)
+        if killed:
+            wait_for_round(tmp_path / "cloud.sqlite", 2, 200.0)
+            two.kill()
+            time.sleep(2.0)
+            two.start()
+        fleet.finish(500)
+    record(f"two nodes, second one killed: {killed}: {time.monotonic() - began:.0f} s")
+    assert fleet.hashes() == trials.undisturbed(shape)[0]
