@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import threading
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ from device_agent.stay import check_gateway, find, staying
 from device_agent.voice import Voice
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
 from fedbac_edge import live_settings, notify, tiers, vector_level
+from fedbac_edge.cgroups import available_cores
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
@@ -133,7 +133,7 @@ class _Bus(MqttBus):
 
 
 def _profile(opened: pipe.Opened) -> Profile:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     return Profile(
         samples=opened.samples,
         labelled=opened.labelled,

@@ -36,7 +36,8 @@ def doctor(
     state: Path,
     as_json: bool,
 ) -> None:
-    """Check broker, access, certificates, limits, clock, disk and libraries. Changes nothing.
+    """Check broker, access, certificates, limits, clock, disk, libraries and training. Changes nothing
+    but the cache of compiled kernels.
 
     Exit code 1 when something is wrong; a warning or an unknown is no fault.
 
@@ -67,7 +68,7 @@ def doctor(
 
 def examine(url: BrokerUrl, federation: str | None, user: str | None, state: Path) -> Iterator[Check]:
     """Every check, in the order in which a person would look."""
-    from fedbac_edge.commands import broker_checks, checks
+    from fedbac_edge.commands import broker_checks, checks, training_check
 
     clients = 0
     with broker_checks.conversation(url) as talk:
@@ -94,7 +95,10 @@ def examine(url: BrokerUrl, federation: str | None, user: str | None, state: Pat
     yield checks.open_files(clients)
     yield checks.clock()
     yield checks.disk(state)
-    yield from checks.libraries()
+    libraries = checks.libraries()
+    yield from libraries
+    if any(each.name == "torch" and each.result == "ok" for each in libraries):
+        yield training_check.training()
 
 
 def line(check: Check) -> str:

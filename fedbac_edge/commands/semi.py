@@ -77,10 +77,10 @@ def semi(
       fedbac semi hassle --rounds 60 --set align_residuals=false
       fedbac semi hassle --rounds 60 --set pairing=paper
     """
+    from fedbac_edge.cgroups import available_cores
     from fedbac_edge.datasets import official
     from fedbac_edge.semi.run import read_about, run
     from fedbac_edge.semi.study import StudyError, StudyFailed
-    from fedbac_edge.simulation.pool import available_cores
 
     output.not_needed()
     try:

@@ -120,7 +120,8 @@ def _engine(
     name: str, workers: int | None, address: str | None, scenario: Scenario, stop: signals.Stop
 ) -> Engine:
     if name == "local":
-        from fedbac_edge.simulation.pool import Pool, available_cores
+        from fedbac_edge.cgroups import available_cores
+        from fedbac_edge.simulation.pool import Pool
 
         devices = sum(map(len, scenario.federation.gateways.values()))  # more jobs than these there never are
         return Pool(min(workers or available_cores(), devices), stop)

@@ -13,6 +13,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedbac_edge.cgroups import memory_limit
 from fedbac_edge.datasets.samples import DataError
 
 MAX_BYTES = 4 << 30
@@ -25,12 +26,14 @@ _STEP = 1 << 20
 
 
 def allowed_bytes() -> int:
-    """Largest array to accept here: MAX_BYTES, or half of the physical memory where that is less."""
+    """Largest array to accept here: MAX_BYTES, or half of the memory of machine or container where less."""
+    contained = memory_limit()
+    most = MAX_BYTES if contained is None else min(MAX_BYTES, contained // 2)
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not every system tells
-        return MAX_BYTES
-    return min(MAX_BYTES, physical // 2) if physical > 0 else MAX_BYTES
+        return most
+    return min(most, physical // 2) if physical > 0 else most
 
 
 def refuse_oversize(where: str | PathLike[str], declared: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from fedbac_edge import signals
+from fedbac_edge.cgroups import available_cores
 from fedbac_edge.simulation import engine, grounds
 from fedbac_edge.simulation.dispatch import Dispatch
 from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
@@ -37,11 +38,6 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
     blobs: dict[str, bytes]
     forget: tuple[str, ...] = ()
-
-
-def available_cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pool:

@@ -29,12 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge import __version__, vector_level
+from fedbac_edge.cgroups import available_cores
 from fedbac_edge.signals import POLL_S, Stop, kept
 from fedbac_edge.simulation import engine, grounds
 from fedbac_edge.simulation.dispatch import Dispatch
 from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
 from fedbac_edge.simulation.grounds import Grounds, Sets
-from fedbac_edge.simulation.pool import available_cores
 from fedbac_edge.simulation.worker import answer, machine_for
 
 TRIES = 3
