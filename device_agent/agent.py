@@ -13,12 +13,13 @@ from device_agent import identity, pipe
 from device_agent.endings import GOODBYE_S, Failed, Misconfigured
 from device_agent.narrator import Narrator
 from device_agent.settings import Settings
-from device_agent.stay import check_gateway, find, staying
+from device_agent.stay import find, staying
 from device_agent.voice import Voice
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
 from fedbac_edge import live_settings, notify, tiers, vector_level
 from fedbac_edge.cgroups import available_cores
 from fedbac_edge.datasets.samples import DataError
+from fedbac_edge.membership import device_missing
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
@@ -37,21 +38,21 @@ def join(settings: Settings, voice: Voice) -> None:
     with staying(voice) as leaving, identity.held(settings.state, settings.name) as name:
         client_id = f"fedbac:{settings.edge}:{name}"
         while not leaving():
-            spec = find(settings.broker, settings.federation, client_id, voice, leaving)
+            spec = find(
+                settings.broker,
+                settings.federation,
+                client_id,
+                voice,
+                leaving,
+                lambda federation: device_missing(federation, settings.edge, name),
+            )
             if spec is not None:
                 _take_part(settings, name, spec, voice, leaving)
 
 
-def check_membership(spec: Spec, edge: str, name: str) -> None:
-    """Is there a place for this device, and can it do what is asked? Raises Misconfigured."""
+def check_ability(spec: Spec) -> None:
+    """Can this device do what is asked? Raises Misconfigured."""
     federation = spec.federation
-    check_gateway(spec, edge)
-    members = federation.gateways.get(edge, ())
-    if federation.eligibility == "roster" and name not in members:
-        raise Misconfigured(
-            f"the devices of gateway {edge} are listed in federation {federation.name}, and {name!r} is not "
-            f"among them; join as one of them with --name: {', '.join(members)}"
-        )
     model = federation.model
     try:
         architecture(model.architecture, model.input, len(model.classes))
@@ -64,7 +65,7 @@ def check_membership(spec: Spec, edge: str, name: str) -> None:
 
 def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving: Stop) -> None:
     """Until the device leaves, or the federation under this name becomes another one."""
-    check_membership(spec, settings.edge, name)
+    check_ability(spec)
     source = DataSource(str(settings.data), settings.resize, settings.strict, settings.device)
     with contextlib.closing(TrainingWorker(source, spec.federation)) as worker:
         turns = notify.Turns(leaving)
@@ -118,8 +119,10 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
 
 
 def _is_over(machine: Device, spec: Spec) -> bool:
-    """True when there is another federation now, or settings that need a new training process."""
+    """True for another federation, one that has no place here any more, and a new training process."""
     if machine.state.instance != spec.instance:
+        return True
+    if device_missing(machine.federation, machine.gateway, machine.name):
         return True
     changed = live_settings.restarts_trainers(spec.federation, machine.federation)
     return changed and machine.between_rounds

@@ -19,12 +19,13 @@ from device_agent import identity
 from device_agent.answering import Answerer, Live
 from device_agent.endings import GOODBYE_S, Misconfigured
 from device_agent.settings import ServeSettings
-from device_agent.stay import check_gateway, find, staying
+from device_agent.stay import find, staying
 from device_agent.trial import TrialWorker
 from device_agent.voice import Voice
 from export.files import write_bytes
 from export.infer import SERVED
 from fedbac_edge import notify, tiers
+from fedbac_edge.membership import gateway_missing
 from fedbac_edge.node import Node
 from fedbac_edge.parts import digest
 from fedbac_edge.protocol.engine import ModelFailed
@@ -53,9 +54,10 @@ def serve(settings: ServeSettings, voice: Voice) -> None:
         federation = settings.federation or _remembered(store)
         if federation is None:
             client_id = f"fedbac:{settings.edge}:{name}:serve"
-            spec = find(settings.broker, None, client_id, voice, leaving)
+            spec = find(
+                settings.broker, None, client_id, voice, leaving, lambda f: gateway_missing(f, settings.edge)
+            )
             if spec is not None:
-                check_gateway(spec, settings.edge)
                 federation = spec.federation.name
         if federation is not None:
             _serve(settings, federation, name, store, voice, leaving)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from broker.url import BrokerUrl
 from device_agent import identity
 from device_agent.endings import Failed, Misconfigured
 from device_agent.voice import Voice, VoiceHandler
 from fedbac_edge import discovery, notify, output, signals
+from fedbac_edge.federation import Federation
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Stopped
 from fedbac_edge.signals import Stop
@@ -37,15 +38,23 @@ def staying(voice: Voice) -> Iterator[Stop]:
 
 
 def find(
-    broker: BrokerUrl, federation: str | None, client_id: str, voice: Voice, leaving: Stop
+    broker: BrokerUrl,
+    federation: str | None,
+    client_id: str,
+    voice: Voice,
+    leaving: Stop,
+    missing: Callable[[Federation], str],
 ) -> Spec | None:
-    """The federation, waited for as long as it takes; None when told to leave meanwhile."""
+    """The federation with a place for this device (nothing is `missing`), waited for as long as it takes.
+
+    None when told to leave meanwhile.
+    """
     notify.notify("READY=1", "STATUS=looking for the federation")
     turns = notify.Turns(leaving)
     try:
         with notify.watched([turns.poke]):
             return discovery.find_spec(
-                broker, federation, client_id, lambda text: voice.say("waiting", text), turns
+                broker, federation, client_id, lambda text: voice.say("waiting", text), turns, missing=missing
             )
     except discovery.Interrupted:
         return None
@@ -53,13 +62,3 @@ def find(
         raise Misconfigured(str(error)) from error
     except discovery.DiscoveryError as error:
         raise Failed(str(error)) from error
-
-
-def check_gateway(spec: Spec, edge: str) -> None:
-    """A federation that lists its gateways has no other one. Raises Misconfigured."""
-    federation = spec.federation
-    if federation.gateways and edge not in federation.gateways:
-        known = ", ".join(sorted(federation.gateways))
-        raise Misconfigured(
-            f"federation {federation.name} has no gateway {edge!r}; --edge is one of: {known}"
-        )

@@ -32,6 +32,7 @@ from fedbac_edge.protocol.engine import (
     Log,
     Machine,
     Offer,
+    Overwritten,
     Received,
     Refresh,
     Repeat,
@@ -177,10 +178,12 @@ class Node:
         if older:
             self._repair_memory([topic], "an older message is retained there")
         address = topics.parse(topic)
-        if address is None or address.federation != self.federation or not payload:
+        if address is None or address.federation != self.federation:
             return self._drain()
         with self.store.transaction():
-            if address.kind == "blob":
+            if not payload:
+                self._overwritten(topic, address, "", now)
+            elif address.kind == "blob":
                 self._blob_chunk(address.digest or "", payload, now, retained)
             else:
                 self._message(topic, address, payload, now)
@@ -288,10 +291,15 @@ class Node:
                 message, size = wire.decode(whole, *expected), len(whole)
         except (wire.WireError, chunks.ChunkError) as error:
             self._unreadable(topic, error, len(payload))
+            self._overwritten(topic, address, str(error)[:400], now)
             return
         assert isinstance(message, messages.Message)
-        channel = Channel(cast(Leaf, address.kind), address.gateway or "", address.device or "")
-        self._run(Received(channel, message, size), now)
+        self._run(Received(_channel(address), message, size), now)
+
+    def _overwritten(self, topic: str, address: topics.Address, why: str, now: float) -> None:
+        """Tell the machine what became of a retained description or status that it listens to."""
+        if address.kind in ("spec", "status") and any(topics.matches(each, topic) for each in self._listens):
+            self._run(Overwritten(_channel(address), why), now)
 
     def _blob_chunk(self, hash: str, payload: bytes, now: float, retained: bool) -> None:
         """A chunk of a part that may be wanted; checked against the hash in its topic when complete."""
@@ -390,3 +398,7 @@ class Node:
             self._effects.extend(self._outgoing.pump())
         effects, self._effects = self._effects, []
         return effects
+
+
+def _channel(address: topics.Address) -> Channel:
+    return Channel(cast(Leaf, address.kind), address.gateway or "", address.device or "")

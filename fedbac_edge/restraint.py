@@ -12,6 +12,7 @@ RESTRAINED = frozenset(
         "foreign spec",
         "stale task",
         "declined",
+        "unlisted",
     }
 )
 """Kinds of lines that somebody else's messages cause, as many as he likes."""

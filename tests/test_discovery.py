@@ -20,7 +20,8 @@ from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
 from fedbac_edge import config
 from fedbac_edge.discovery import DiscoveryError, Interrupted, SeveralFederations, find_spec
-from fedbac_edge.protocol.messages import Spec
+from fedbac_edge.federation import Federation
+from fedbac_edge.protocol.messages import CloudStatus, Spec
 
 
 def free_url() -> BrokerUrl:
@@ -37,13 +38,22 @@ class Retained:
     _bus: MqttBus
     _inbox: queue.SimpleQueue[BusEvent]
 
-    def put(self, name: str, instance: str = "11111111", payload: bytes | None = None) -> Spec:
+    def put(
+        self, name: str, payload: bytes | None = None, gateways: dict[str, tuple[str, ...]] | None = None
+    ) -> Spec:
         federation = config.parse(f'name = "{name}"\n[model]\nclasses = ["cat", "dog"]')
-        spec = Spec(federation=federation, instance=instance, software="test")
-        self._bus.publish(topics.spec(name), payload or wire.encode(spec), retain=True, token=1)
+        federation = msgspec.structs.replace(federation, gateways=gateways or {})
+        spec = Spec(federation=federation, instance="11111111", software="test")
+        self._publish(topics.spec(name), payload or wire.encode(spec))
+        return spec
+
+    def say(self, name: str, state: str) -> None:
+        self._publish(topics.cloud_status(name), wire.encode(CloudStatus(state=state, session=1)))
+
+    def _publish(self, topic: str, payload: bytes) -> None:
+        self._bus.publish(topic, payload, retain=True, token=1)
         while not isinstance(self._inbox.get(timeout=10), Published):
             pass
-        return spec
 
 
 @pytest.fixture
@@ -79,6 +89,33 @@ def test_found_by_name_and_alone(retained: Retained) -> None:
     assert find_spec(retained.url, "fleet", "test", said) == spec
     assert find_spec(retained.url, None, "test", said) == spec
     assert said.lines == []
+
+
+def test_one_whose_cloud_is_there_goes_first(retained: Retained) -> None:
+    """Beside a federation that is over (its cloud's will was heard) the living one is meant."""
+    retained.put("over")
+    living = retained.put("living")
+    retained.say("over", "offline")
+    retained.say("living", "training")
+    assert find_spec(retained.url, None, "test", Said()) == living
+    retained.say("over", "gathering")
+    with pytest.raises(SeveralFederations, match="living, over"):
+        find_spec(retained.url, None, "test", Said())
+
+
+@pytest.mark.parametrize("name", [None, "fleet"])
+def test_a_place_is_waited_for(retained: Retained, name: str | None) -> None:
+    """The list on the broker is older than the newcomer: it says so and waits until it is on it."""
+
+    def missing(federation: Federation) -> str:
+        return "" if "gw1" in federation.gateways else "there is no gateway gw1 in it"
+
+    retained.put("fleet")
+    said = Said()
+    found = in_thread(lambda: find_spec(retained.url, name, "test", said, missing=missing))
+    said.wait("there is no gateway gw1 in it")
+    listed = retained.put("fleet", gateways={"gw1": ()})
+    assert found.get(timeout=10) == listed
 
 
 def test_several(retained: Retained) -> None:
@@ -127,22 +164,25 @@ def test_waits_for_the_broker(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read(retained: Retained) -> None:
-    """A newer wire version, a description under another's topic: a sentence instead of a wait."""
+    """A newer wire version, junk, a description under another's topic: said, and waited out."""
     spec = retained.put("fleet")
     newer = msgspec.msgpack.decode(wire.encode(spec))
     assert newer["v"] == 1
     retained.put("fleet", payload=msgspec.msgpack.encode({**newer, "v": 9}))
     with pytest.raises(DiscoveryError, match=r"version 9 .* speaks 1"):
-        find_spec(retained.url, "fleet", "test", Said())
-    with pytest.raises(DiscoveryError, match="version 9"):
-        find_spec(retained.url, None, "test", Said())
+        find_spec(retained.url, "fleet", "test", Said(), timeout=0.5)
+    said = Said()
+    found = in_thread(lambda: find_spec(retained.url, None, "test", said))
+    said.wait("version 9")
+    assert retained.put("fleet") == found.get(timeout=10), "its cloud has put its own back"
+    retained.put("fleet", payload=msgspec.msgpack.encode({**newer, "v": 9}))
     stranger = retained.put("stranger")
     retained.put("stranger", payload=b"\xc1")
     readable = retained.put("readable")
     assert find_spec(retained.url, None, "test", Said()) == readable  # the only one that can be joined
     retained.put("fleet", payload=wire.encode(stranger))
     with pytest.raises(DiscoveryError, match="it describes 'stranger'"):
-        find_spec(retained.url, "fleet", "test", Said())
+        find_spec(retained.url, "fleet", "test", Said(), timeout=0.5)
 
 
 def test_refused_for_good(tmp_path: Path) -> None:

@@ -217,14 +217,11 @@ def restored(line: LedgerLine) -> str:
 
 def missing(state: CloudState, federation: Federation) -> str:
     """Who must still come before a round can begin, in words."""
-    from fedbac_edge.protocol.cloud_state import Site
+    from fedbac_edge.protocol import sites
 
-    names = sorted({*federation.gateways, *state.sites})
-    if federation.eligibility == "roster":
-        names = sorted(federation.gateways)
     absent = []
-    for name in names:
-        site = state.sites.get(name, Site())
+    for name in sites.names(federation, state):
+        site = sites.site(state, name)
         if not site.ready:
             absent.append(f"{name} ({'its devices' if site.online else 'not there'})")
     return ", ".join(absent) or "a first gateway"

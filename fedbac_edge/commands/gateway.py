@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.url import BrokerUrl
-    from fedbac_edge.federation import Federation
     from fedbac_edge.node import Node
     from fedbac_edge.protocol.messages import Spec
     from fedbac_edge.store import LedgerLine
@@ -49,7 +48,7 @@ def run(
 ) -> None:
     """Serve the devices of the site NAME: choose, collect, average. Stays until SIGTERM or Ctrl-C.
 
-    Exit code 2 when the federation lists its gateways and NAME is not among them.
+    While the federation lists its gateways and NAME is not among them, it says so and waits to be added.
 
     \b
     Example:
@@ -57,70 +56,85 @@ def run(
     """
     output.not_needed()
     with signals.stopping() as stop, explained():
-        from broker.mqtt import MqttBus
         from broker.topics import check_name
-        from fedbac_edge import notify, tiers
-        from fedbac_edge.runtime import Runtime, opened_store
 
         say_warnings()
         check_name(name, "gateway")
         url = address(broker, ca, cert, key)
         if federation is not None:
             check_name(federation, "federation")
-        found = federation or ""
         # A gateway that was there before can do without the cloud: its store has the description.
-        if not found or not ((state or Path("runs") / found) / f"gateway-{name}.sqlite").exists():
-            spec = _discover(url, federation, stop)
-            if spec is None:
+        directory = state or Path("runs") / (federation or "")
+        knows = federation is not None and (directory / f"gateway-{name}.sqlite").exists()
+        while not stop():
+            spec = None if knows else _discover(url, federation, name, stop)
+            if spec is None and not knows:
                 stop.raise_failure()
                 click.echo("stopped before a federation was found")
                 return
-            check_listed(spec.federation, name)
-            found = spec.federation.name
-        directory = state or Path("runs") / found
-        with opened_store(directory, f"gateway-{name}") as store:
-            node = tiers.gateway(found, name, store, ledger_rounds=ledger_rounds)
-            narrate = Narrate(node, lambda: runtime.link)
-
-            def observe(node: Node) -> None:
-                if (spec := node.machine.state.spec) is not None:
-                    check_listed(spec.federation, name)
-                narrate(node)
-
-            runtime = Runtime(
-                store,
-                node,
-                lambda inbox, will: MqttBus(url, f"fedbac-{found}-gateway-{name}", inbox, will),
-                observe=observe,
-            )
-            click.echo(f"gateway {name} of {found} at {url}, state in {directory}")
-            notify.notify("READY=1", f"STATUS=gateway {name} of {found}")
-            with stop.wakes(runtime.stop), notify.watched([runtime.poke]):
-                runtime.run()
-            stop.raise_failure()
-            notify.notify("STOPPING=1")
-            click.echo("stopped")
+            found = federation if spec is None else spec.federation.name
+            assert found is not None
+            knows = False
+            _stay(name, url, found, state or Path("runs") / found, ledger_rounds, spec is not None, stop)
+        click.echo("stopped")
 
 
-def check_listed(federation: Federation, name: str) -> None:
-    """A cloud that lists its gateways would never ask another one. Raises Misconfigured."""
-    if federation.gateways and name not in federation.gateways:
-        raise Misconfigured(
-            f"federation {federation.name} has no gateway {name!r}; NAME is one of: "
-            f"{', '.join(sorted(federation.gateways))} (they stand in its federation.toml under [gateways])"
+def _stay(
+    name: str,
+    url: BrokerUrl,
+    federation: str,
+    directory: Path,
+    ledger_rounds: int,
+    has_place: bool,
+    stop: signals.Stop,
+) -> None:
+    """Be the gateway `name` until told to leave, or until the federation has no place for it any more.
+
+    `has_place`: the description on the broker lists it, whatever an older one in the store says.
+    """
+    from broker.mqtt import MqttBus
+    from fedbac_edge import notify, tiers
+    from fedbac_edge.membership import gateway_missing
+    from fedbac_edge.runtime import Runtime, opened_store
+
+    with opened_store(directory, f"gateway-{name}") as store:
+        node = tiers.gateway(federation, name, store, ledger_rounds=ledger_rounds)
+        older = node.machine.state.spec if has_place else None
+
+        def is_left_out(node: Node) -> bool:
+            spec = node.machine.state.spec
+            return spec is not None and spec is not older and bool(gateway_missing(spec.federation, name))
+
+        runtime = Runtime(
+            store,
+            node,
+            lambda inbox, will: MqttBus(url, f"fedbac-{federation}-gateway-{name}", inbox, will),
+            observe=Narrate(node, lambda: runtime.link),
+            until=is_left_out,
         )
+        click.echo(f"gateway {name} of {federation} at {url}, state in {directory}")
+        notify.notify("READY=1", f"STATUS=gateway {name} of {federation}")
+        with stop.wakes(runtime.stop), notify.watched([runtime.poke]):
+            runtime.run()
+        stop.raise_failure()
+        if stop():
+            notify.notify("STOPPING=1")
 
 
-def _discover(url: BrokerUrl, federation: str | None, stop: signals.Stop) -> Spec | None:
-    """The named federation, or the only one on the broker; waits for it. None: a signal ended the wait."""
+def _discover(url: BrokerUrl, federation: str | None, name: str, stop: signals.Stop) -> Spec | None:
+    """The federation with a place for this gateway; waits for it. None: a signal ended the wait."""
     from fedbac_edge import notify
     from fedbac_edge.discovery import Interrupted, SeveralFederations, find_spec
+    from fedbac_edge.membership import gateway_missing
 
     turns = notify.Turns(stop)
     notify.notify("READY=1", "STATUS=looking for the federation")
     with notify.watched([turns.poke]):
         try:
-            return find_spec(url, federation, "fedbac-gateway", click.echo, turns)
+            return find_spec(
+                *(url, federation, "fedbac-gateway", click.echo, turns),
+                missing=lambda federation: gateway_missing(federation, name),
+            )
         except Interrupted:
             notify.notify("STOPPING=1")
             return None
@@ -153,18 +167,20 @@ class Narrate:
                 click.echo(text)
 
     def _presence(self, node: Node) -> str:
+        from fedbac_edge.protocol import roster
+
         state = node.machine.state
         if state.spec is None:
             return "waiting for the cloud"
-        online = sum(member.online for member in state.members.values())
-        return (
-            f"{'ready' if state.announced else 'not ready'}: {online} of {len(state.members)} devices online"
-        )
+        members = roster.names(node.machine.status("online").channel.gateway, state)
+        online = sum(roster.member(state, name).online for name in members)
+        return f"{'ready' if state.announced else 'not ready'}: {online} of {len(members)} devices online"
 
 
 def sentence(line: LedgerLine) -> str:
     """A ledger line of a gateway for people; empty for what they need not see."""
     from fedbac_edge import stalls
+    from fedbac_edge.live_settings import Change
 
     detail = line.detail
     match line.kind:
@@ -199,6 +215,12 @@ def sentence(line: LedgerLine) -> str:
             )
         case "scored":
             return f"round {line.round}: {detail['answered']} devices scored the clusters"
+        case "unlisted":
+            return f"{line.subject} is not on the list of this gateway's devices, and is not asked"
+        case "setting":
+            return f"from the next round on: {Change(line.subject, detail['before'], detail['after'])}"
+        case "unusable spec":
+            return f"the description on the broker is not taken: {detail['why']}"
         case "receipt" if not detail["accepted"]:
             return f"round {line.round}: the cloud refused our report: {detail['why']}"
         case "job failed" | "unreadable" | "publish refused":

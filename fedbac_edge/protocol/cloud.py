@@ -45,6 +45,7 @@ from fedbac_edge.protocol.engine import (
     JobFailed,
     Keep,
     Log,
+    Overwritten,
     Received,
     Repeat,
     Resend,
@@ -97,8 +98,9 @@ class Cloud:
     # --- what the runner asks ---
 
     def timers(self) -> Mapping[str, float]:
-        """Deadlines."""
-        return {**self.state.timers, **collecting.timers(self.state.collecting)}
+        """Deadlines, and when the description is put back."""
+        reclaim = {} if self.state.reclaims is None else {"reclaim": self.state.reclaims}
+        return {**self.state.timers, **collecting.timers(self.state.collecting), **reclaim}
 
     def wanted(self) -> Mapping[str, PartRef]:
         """Nothing: the cloud makes the parts."""
@@ -141,6 +143,12 @@ class Cloud:
                 return [*(spec or self._reclaim(now)), self.status(self.state.phase)]
             case Received(message=Spec() as spec):
                 return self._hear_spec(spec, now)
+            case Overwritten(channel=Channel(leaf="spec"), why=why):
+                self.state.contested = True
+                return [Log("foreign spec", "", self.state.round, {"why": why}), *self._reclaim(now)]
+            case TimerFired(name="reclaim"):
+                self.state.reclaims = None
+                return self._reclaim(now, at_last=True)
             case Received(message=GatewayStatus() as status):
                 return self._presence(event.channel.gateway, status, now)
             case Received(message=Taken() as taken):
@@ -194,11 +202,15 @@ class Cloud:
             )
         return [Log("foreign spec", spec.instance, self.state.round), *self._reclaim(now)]
 
-    def _reclaim(self, now: float) -> list[Action]:
+    def _reclaim(self, now: float, at_last: bool = False) -> list[Action]:
         """Say again whose federation it is; at most every RECLAIM_S, lest two clouds shout at each other."""
-        if not self.state.contested or now - self.state.reclaimed < RECLAIM_S:
+        state = self.state
+        if not state.contested:
             return []
-        self.state.reclaimed = now
+        if not at_last and now - state.reclaimed < RECLAIM_S:
+            state.reclaims = state.reclaimed + RECLAIM_S
+            return []
+        state.reclaimed, state.reclaims = now, None
         return [self._spec()]
 
     def _presence(self, gateway: str, status: GatewayStatus, now: float) -> list[Action]:

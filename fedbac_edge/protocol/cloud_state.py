@@ -75,6 +75,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     """When this cloud last put its own in that place."""
     repeated: dict[str, float] = {}
     """Part or site -> when what is retained of it was last published again for who had missed it."""
+    reclaims: float | None = None
+    """When it does so next, because somebody else wrote there a moment after."""
     phase: Phase = "new"
     round: int = 0
     """Counted from 1 over all campaigns."""

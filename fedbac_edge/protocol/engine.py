@@ -53,6 +53,14 @@ class Received:
 
 
 @dataclass(frozen=True)
+class Overwritten:
+    """What is retained on `channel` was cleared (`why` is ""), or replaced by what nobody can read."""
+
+    channel: Channel
+    why: str
+
+
+@dataclass(frozen=True)
 class Fetched:
     """The wanted part with this hash is in the store; `size` bytes came over the link for it."""
 
@@ -152,6 +160,7 @@ Event = (
     Started
     | Hello
     | Received
+    | Overwritten
     | Fetched
     | Spoiled
     | Stalled

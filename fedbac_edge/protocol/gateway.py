@@ -109,7 +109,7 @@ class Gateway:
 
     def status(self, state: str) -> Send:
         """The birth message, and with "offline" the will."""
-        members = self.state.members.values()
+        members = [roster.member(self.state, name) for name in roster.names(self.name, self.state)]
         message = GatewayStatus(
             state=state,
             session=self.state.session,
@@ -187,6 +187,7 @@ class Gateway:
             Settle(REPORT),
             *(Settle(task_key(name)) for name in state.collecting.asked),
             Log("restored" if restored else "spec", spec.instance),
+            *self._strangers(),
             *self._readiness(),
         ]
 
@@ -205,13 +206,22 @@ class Gateway:
             )
             for each in changed
         ]
-        return [*lines, *(self._readiness() if changed else [])]
+        return [*lines, *self._strangers(), *self._readiness()] if changed else []
+
+    def _strangers(self) -> list[Action]:
+        """A line for each device that is here and that the new list leaves out."""
+        here = (name for name, member in sorted(self.state.members.items()) if member.online)
+        return [
+            Log("unlisted", name, 0) for name in here if not roster.is_listed(self.name, self.state, name)
+        ]
 
     def _presence(self, device: str, status: DeviceStatus) -> list[Action]:
         restarted = roster.hear(self.state, device, status)
         again: list[Action] = (
             [Resend(task_key(device))] if restarted and device in self.state.collecting.waiting else []
         )
+        if restarted and not roster.is_listed(self.name, self.state, device):
+            return [Log("unlisted", device, 0)]
         return [*again, *self._readiness()]
 
     def _readiness(self) -> list[Action]:

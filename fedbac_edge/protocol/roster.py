@@ -7,14 +7,19 @@ from fedbac_edge.protocol.messages import DeviceStatus
 
 
 def names(gateway: str, state: GatewayState) -> tuple[str, ...]:
-    """The members in name order: those of the federation's file, or also whoever has joined."""
+    """The members in name order: those that the federation's file lists here, or else whoever has joined."""
     federation = state.federation
     if federation is None:
         return ()
     listed = federation.gateways.get(gateway, ())
-    if federation.eligibility == "roster":
+    if federation.eligibility == "roster" or listed:
         return tuple(sorted(listed))
-    return tuple(sorted({*listed, *state.members}))
+    return tuple(sorted(state.members))
+
+
+def is_listed(gateway: str, state: GatewayState, device: str) -> bool:
+    """True unless the federation's file lists this gateway's devices, and this one is not among them."""
+    return state.federation is None or device in names(gateway, state)
 
 
 def member(state: GatewayState, device: str) -> Member:

@@ -8,10 +8,10 @@ from fedbac_edge.protocol.messages import GatewayStatus
 
 
 def names(federation: Federation, state: CloudState) -> tuple[str, ...]:
-    """Sites in name order: of the roster, or all that ever said they are there."""
-    if federation.eligibility == "roster":
+    """Sites in name order: those of the federation's list, or without one all that were ever heard."""
+    if federation.eligibility == "roster" or federation.gateways:
         return tuple(sorted(federation.gateways))
-    return tuple(sorted({*federation.gateways, *state.sites}))
+    return tuple(sorted(state.sites))
 
 
 def site(state: CloudState, gateway: str) -> Site:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -16,7 +17,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from broker import topics
+from broker.bus import BusEvent
 from broker.mosquitto import find_mosquitto
+from broker.mqtt import MqttBus
+from broker.url import BrokerUrl
 from fedbac_edge.cli import cli
 from fedbac_edge.commands.federation_file import render
 from fedbac_edge.federation import Federation
@@ -204,20 +209,51 @@ def test_a_broker_that_is_not_there_is_named_and_waited_for(
 
 
 @pytest.mark.parametrize("named", [(), ("--federation", "tiny")], ids=["found", "named"])
-def test_a_gateway_that_is_not_listed_is_told_so(
+def test_a_gateway_that_is_not_listed_waits_for_its_place(
     start: Start, tmp_path: Path, mosquitto: str, federation: str, named: tuple[str, ...]
 ) -> None:
-    """It waits for the cloud, and leaves no trace that the cloud would wait for."""
+    """It says so and leaves no trace that the cloud would wait for; once it is listed it takes its place."""
     stranger = start("gateway", "run", "gw9", "--broker", mosquitto, "--state", str(tmp_path / "g"), *named)
     stranger.wait_for("waiting: no federation")
-    cloud = start(
-        *("cloud", "run", "--federation", federation, "--broker", mosquitto),
-        *("--state", str(tmp_path / "c")),
-    )
+    run = ("cloud", "run", "--federation", federation, "--broker", mosquitto, "--state", str(tmp_path / "c"))
+    cloud = start(*run)
     cloud.wait_for("waiting for gw1 (not there), gw2 (not there)")
-    assert stranger.process.wait(20) == 2
-    assert "no gateway 'gw9'; NAME is one of: gw1, gw2" in stranger.log.read_text()
+    stranger.wait_for("federation tiny has no gateway 'gw9'; it has: gw1, gw2; add it under [gateways]")
     assert "gw9" not in cloud.log.read_text()
+    assert cloud.end() == 0
+    Path(federation).write_text(TINY + 'gw9 = ["d9"]\n')
+    cloud = start(*run)
+    cloud.wait_for('from round 1 on: gateways.gw9: not listed -> ["d9"]')
+    stranger.wait_for("not ready: 0 of 1 devices online")
+    cloud.wait_for("gw9 (its devices)")
+    assert cloud.end() == 0
+    Path(federation).write_text(TINY)
+    cloud = start(*run)
+    end = time.monotonic() + 20
+    while stranger.log.read_text().count("has no gateway 'gw9'") < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert stranger.log.read_text().count("has no gateway 'gw9'") == 2, "left out again: it waits again"
+    assert stranger.end() == 0
+
+
+@pytest.mark.parametrize("junk", [b"junk", b""], ids=["junk", "nothing"])
+def test_what_a_stranger_writes_over_the_description_is_put_right(
+    start: Start, tmp_path: Path, mosquitto: str, federation: str, junk: bytes
+) -> None:
+    """The cloud hears it and puts its own back; who comes meanwhile waits and then joins."""
+    run = ("cloud", "run", "--federation", federation, "--broker", mosquitto, "--state", str(tmp_path / "c"))
+    cloud = start(*run)
+    cloud.wait_for("waiting for gw1 (not there), gw2 (not there)")
+    inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
+    stranger = MqttBus(BrokerUrl.parse(mosquitto), "stranger", inbox, back_off=0.05)
+    stranger.start()
+    for _ in range(2):  # the second one comes a moment after the cloud has answered the first
+        stranger.publish(topics.spec("tiny"), junk, retain=True)
+    gateway = start("gateway", "run", "gw1", "--broker", mosquitto, "--state", str(tmp_path / "g"))
+    gateway.wait_for("gateway gw1 of tiny")
+    stranger.close(0.5)
+    cloud.wait_for("waiting for gw1 (its devices), gw2 (not there)")
+    assert gateway.end() == 0
 
 
 def test_a_gateway_that_leaves_before_it_found_anything(start: Start, tmp_path: Path, mosquitto: str) -> None:

@@ -172,16 +172,34 @@ def refusal(site: Any, data: Path, tmp_path: Path) -> Refusal:
 
 
 def test_no_place_for_this_device(site: Any, federation: Federation, refusal: Refusal) -> None:
-    """An unknown gateway, a name that is not on the roster, several federations: what there is, is listed."""
-    roster = {"gw2": ("dev-1",), "gw3": ("dev-2",)}
-    site.describe(msgspec.structs.replace(federation, gateways=roster))
-    assert "no gateway 'gw1'; --edge is one of: gw2, gw3" in refusal()
-    listed = msgspec.structs.replace(federation, gateways={"gw1": ("a", "b")}, eligibility="roster")
-    site.describe(listed)
-    assert "'dev-1' is not among them" in refusal()
+    """Several federations with a place for it: which one is its owner's to say."""
+    site.describe(federation)
     site.describe(msgspec.structs.replace(federation, name="other"))
     assert "other, tiny" in refusal()
-    assert "'dev-1' is not among them" in refusal("--federation", "tiny")
+
+
+@pytest.mark.parametrize("eligibility", ["online", "roster"])
+def test_a_device_waits_for_its_place(
+    site: Any, federation: Federation, data: Path, start_agent: Any, eligibility: str
+) -> None:
+    """An unknown gateway, a list without this name, one with it, one without it again: it waits, it joins."""
+    elsewhere = msgspec.structs.replace(federation, gateways={"gw2": ("dev-1",)})
+    site.describe(elsewhere)
+    agent = start_agent(site, data)
+    assert "has no gateway 'gw1'; it has: gw2" in agent.wait_for("waiting")["text"]
+    others = msgspec.structs.replace(federation, gateways={"gw1": ("a", "b")}, eligibility=eligibility)
+    site.describe(others)
+    again = start_agent(site, data, state="other")
+    assert "is not among them" in again.wait_for("waiting")["text"]
+    assert again.end() == 0
+    site.describe(msgspec.structs.replace(others, gateways={"gw1": ("a", "dev-1")}))
+    agent.wait_for("joined")
+    site.describe(others)
+    end = time.monotonic() + 20
+    while agent.lines[-1]["event"] != "waiting" and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "'dev-1' is not among them" in agent.lines[-1]["text"]
+    assert agent.end() == 0
 
 
 def test_second_agent_on_one_state(refusal: Refusal, tmp_path: Path) -> None:

@@ -13,7 +13,18 @@ from fedbac_edge.parts import pack, unpack
 from fedbac_edge.protocol import gate
 from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.engine import Announce, Hello, Keep, Resend, Send, Settle, Started, Withdraw
+from fedbac_edge.protocol.engine import (
+    Announce,
+    Channel,
+    Hello,
+    Keep,
+    Overwritten,
+    Resend,
+    Send,
+    Settle,
+    Started,
+    Withdraw,
+)
 from fedbac_edge.protocol.messages import (
     CloudStatus,
     GatewayEvaluation,
@@ -358,3 +369,21 @@ def test_another_clouds_specification_is_put_right_without_a_shouting_match(
     assert said(centre.bench.receive(own, "spec")) == []
     centre.bench.now += 60
     assert said(centre.bench.do(Hello())) == []  # it is ours again
+
+
+def test_a_description_that_was_overwritten_is_put_back(centre: Centre) -> None:
+    """Junk or nothing in the place of the specification: put right at once, then at most every 10 s."""
+    centre.bench.now = 100.0
+    for why in ("", "not MessagePack"):
+        centre.bench.now += 10.0
+        actions = centre.bench.do(Overwritten(Channel("spec"), why))
+        (spec,) = centre.bench.said(Spec, actions)
+        assert (spec.instance, spec.federation) == (INSTANCE, centre.federation)
+        again = centre.bench.do(Overwritten(Channel("spec"), why))
+        assert not centre.bench.said(Spec, again), "a moment later it would be a shouting match"
+        due = centre.bench.machine.timers()["reclaim"]
+        assert due == centre.bench.now + 10.0
+        centre.bench.now = due
+        assert len(centre.bench.said(Spec, centre.bench.run_timers())) == 1
+        assert "reclaim" not in centre.bench.machine.timers()
+    assert not centre.bench.do(Overwritten(Channel("status", "gw1"), ""))

@@ -119,3 +119,22 @@ def test_a_specification_that_a_cloud_would_not_send_is_not_believed(build: Buil
     assert isinstance(line, Log)
     assert line.detail == {"why": "it changes seed: 1 -> 99"}
     assert machine.state.spec == spec
+
+
+def test_who_is_not_on_the_list_is_not_asked_until_it_is(build: Build, settings: Build) -> None:
+    """An open fleet with lists: the gateway and the cloud hold strangers off, access list or not."""
+    fleet = build(settings(rounds=8, eligibility="online", gateways={"gw1": ("d1",)}))
+    fleet.add_device("gw1", "d2")
+    fleet.add_gateway("gw7")
+    fleet.add_device("gw7", "d7")
+    assert fleet.run_to_round(3)
+    assert fleet.subjects("gw1", "unlisted") == ["d2"]
+    assert {name for line in fleet.ledger("gw1", "selected") for name in line.detail["asked"]} == {"d1"}
+    assert {name for line in fleet.ledger("cloud", "round") for name in line.detail["asked"]} == {"gw1"}
+    status = fleet.world.processes["gw1"].node.machine.status("online").message
+    assert (status.devices, status.online) == (1, 1)
+    selection = msgspec.structs.replace(fleet.federation.selection, participation=1.0)
+    change(fleet, gateways={"gw1": ("d1", "d2")}, selection=selection)
+    assert fleet.run()
+    asked = {line.round: line.detail["asked"] for line in fleet.ledger("gw1", "selected")}
+    assert asked[8] == ["d1", "d2"], "its status was heard before it was listed"
