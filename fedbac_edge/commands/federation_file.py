@@ -113,7 +113,7 @@ ABOUT: dict[str, str] = {
     "hassle.pairing": 'Pseudo-labels are those of the networks that a device downloads ("download"), or\n'
     'of residuals trained in the round before, as in the "paper": they and the duals then take turns.',
     "[gateways]": 'Gateways and their devices, for example: gw1 = ["dev-1", "dev-2"]\n'
-    "An empty list: whoever joins there; else no other device takes part. No gateway at all: whichever comes.\n"
+    "An empty list: whoever joins there; else nobody but those. No gateway at all: whichever comes.\n"
     "The first round waits for every gateway listed here. Both can change while the federation runs.",
 }
 """Setting -> what a person should know; one entry for each setting, which a test holds it to."""
