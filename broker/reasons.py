@@ -42,6 +42,8 @@ _CERTIFICATE_ALERTS = (
 
 # OpenSSL's verification results that a set clock or a rotated certificate will change (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED = 9, 10
+_NO_AUTHORITY = (18, 19, 20, 21)
+_OTHER_NAME = (62, 64)
 
 
 def of_code(code: int, name: str, client: str) -> tuple[str, bool]:
@@ -56,7 +58,7 @@ def of_error(error: BaseException, broker: str, certified: bool = True) -> tuple
     match error:
         case ssl.SSLCertVerificationError():
             final = error.verify_code not in (_NOT_YET_VALID, _EXPIRED)
-            return f"the certificate of {broker} is not to be trusted: {error.verify_message}", final
+            return _untrusted(error, broker), final
         case ssl.SSLError() if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
             return f"{broker} does not speak TLS on this port: use mqtt://, or its TLS port", True
         case ssl.SSLEOFError() | ConnectionResetError():
@@ -75,6 +77,16 @@ def of_error(error: BaseException, broker: str, certified: bool = True) -> tuple
         case ValueError():
             return f"{broker} cannot be a broker's address ({error})", True
     return f"{broker} cannot be reached ({error!r})", False
+
+
+def _untrusted(error: ssl.SSLCertVerificationError, broker: str) -> str:
+    """Why the broker's certificate does not convince us, and what to do."""
+    remedy = ""
+    if error.verify_code in _NO_AUTHORITY:
+        remedy = "; give the authority that signed it with --ca"
+    elif error.verify_code in _OTHER_NAME:
+        remedy = "; use a name that is in it in --broker"
+    return f"the certificate of {broker} is not to be trusted: {error.verify_message}{remedy}"
 
 
 def of_text(text: str, broker: str, certified: bool = True) -> tuple[str, bool]:

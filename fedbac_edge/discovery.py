@@ -194,7 +194,18 @@ class _Search:
         if reasons := [self._missing(spec.federation) for spec in looked_at if spec is not None]:
             return "; ".join(reasons) if all(reasons) else ""
         if self._wanted is None:
-            return f"no federation on {self._url} yet; start its cloud (fedbac cloud run)"
+            return f"no federation on {self._url} yet; start its cloud (fedbac cloud run){self._or_access}"
         others = sorted(set(self._found) - {self._wanted})
         hint = f"; there is: {', '.join(others)}" if others else ""
-        return f"no federation called {self._wanted!r} on {self._url} yet{hint}"
+        return f"no federation called {self._wanted!r} on {self._url} yet{hint}{self._or_access}"
+
+    @property
+    def _or_access(self) -> str:
+        """A broker hides from a user that is not in its access list, without a word, what others can read."""
+        if self._url.certificate is not None:
+            who = f"the name in {self._url.certificate}"
+        elif self._url.user is not None:
+            who = f"the user {self._url.user}"
+        else:
+            return ""
+        return f"; if it runs, {who} is not in the broker's access list: fedbac doctor --as tells"

@@ -149,12 +149,26 @@ def library(module: str, distribution: str, purpose: str) -> Check:
     except subprocess.TimeoutExpired:
         return Check(name, "wrong", f"does not load within {LOAD_S:.0f} s", remedy)
     if child.returncode < 0:
-        cause = signal.Signals(-child.returncode).name
-        return Check(name, "wrong", f"its import ends with {cause}: a build for another processor?", remedy)
+        return _killed(name, signal.Signals(-child.returncode), remedy)
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         return Check(name, "wrong", f"cannot be imported: {last[:200]}", remedy)
     return Check(name, "ok", child.stdout.strip())
+
+
+def _killed(name: str, by: signal.Signals, reinstall: str) -> Check:
+    """A library whose import ended its process by a signal."""
+    if by == signal.SIGILL:
+        found = "its import ends with SIGILL: a build for another processor?"
+        return Check(name, "wrong", found, reinstall)
+    if by == signal.SIGKILL:
+        return Check(
+            name,
+            "wrong",
+            "its import was killed from outside (SIGKILL), most likely for lack of memory",
+            "end other processes, or raise the limit: MemoryMax= of a systemd unit, --memory of a container",
+        )
+    return Check(name, "wrong", f"its import ends with {by.name}: is its build damaged?", reinstall)
 
 
 def libraries() -> list[Check]:

@@ -75,6 +75,8 @@ def demo(
     """
     if flag := given(context, ("alpha_server", "allow_tiny") if method == "hassle" else ("labels",)):
         raise click.UsageError(f"{flag} goes {'not' if method == 'hassle' else 'only'} with --method hassle")
+    if missing := _missing():
+        raise Misconfigured(f"the demo needs {', '.join(missing)}: pip install 'fedbac-edge[all]'")
     place = out or Path("demo") / time.strftime("run-%Y%m%d-%H%M%S")
     # Before anything heavy is imported: the first line appears at once.
     click.echo(
@@ -112,3 +114,11 @@ def demo(
             raise SystemExit(128 + asked.number) from None
     if as_json:
         click.echo(json.dumps({**run.as_json(result), "out": str(place)}, ensure_ascii=False))
+
+
+def _missing() -> list[str]:
+    """Packages that the demo needs and that are not installed: it trains, makes releases and answers."""
+    import importlib.util
+
+    needed = ("cryptography", "onnx", "onnxruntime", "torch")
+    return [name for name in needed if importlib.util.find_spec(name) is None]

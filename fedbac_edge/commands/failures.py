@@ -10,6 +10,19 @@ import click
 
 from fedbac_edge import signals
 
+EXTRAS = {
+    "PIL": "infer",
+    "cryptography": "keys",
+    "iotcore": "broker",
+    "matplotlib": "report",
+    "onnx": "export",
+    "onnxruntime": "infer",
+    "ray": "ray",
+    "scipy": "lab",
+    "torch": "train",
+}
+"""Package that is not everywhere -> the extra of ours that brings it."""
+
 
 class Misconfigured(click.ClickException):
     """Bad usage, configuration or data: nothing was done."""
@@ -59,6 +72,10 @@ def explained() -> Iterator[None]:
             raise
         if isinstance(error, asked):
             raise Misconfigured(str(error)) from error
+        if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").split(".")[0])):
+            raise Failed(f"{error.name} is missing: pip install 'fedbac-edge[{extra}]'") from error
+        if isinstance(error, PermissionError) and error.filename is not None:
+            raise Misconfigured(_sentence(error)) from error
         if isinstance(error, Interrupted):
             raise Failed("stopped before a federation was found") from error
         if isinstance(

@@ -25,6 +25,7 @@ from fedbac_edge.protocol.messages import (
 )
 from fedbac_edge.releases.manifest import Manifest, Unreadable, read
 
+NO_ANSWER = "no answer"
 QUIET_S = 0.4
 """Retained messages come in one go: so long without one means that was all."""
 
@@ -63,7 +64,7 @@ def _collect(
 ) -> dict[str, bytes]:
     """Topic -> retained payload, until it has been quiet or the time is over."""
     retained: dict[str, bytes] = {}
-    why, connected, answered = "no answer", False, 0
+    why, connected, answered = NO_ANSWER, False, 0
     end = time.monotonic() + timeout
     while (left := end - time.monotonic()) > 0:
         try:
@@ -87,10 +88,15 @@ def _collect(
                 bus.acknowledge(ticket)
                 retained[topic] = payload
     if not connected:
-        raise Unreachable(
-            f"{broker} cannot be asked: {why}; start it (fedbac broker run), or say where it is with --broker"
-        )
+        raise Unreachable(f"{broker} cannot be asked: {why}{_remedy(why)}")
     return retained
+
+
+def _remedy(why: str) -> str:
+    """What to do about a broker that is not there; one that turned us away has said itself what is wrong."""
+    if why == NO_ANSWER or "no broker listens" in why:
+        return "; start it (fedbac broker run), or say where it is with --broker"
+    return "; say where it is with --broker" if "has no address" in why else ""
 
 
 def _assemble(retained: dict[str, bytes]) -> list[dict[str, Any]]:

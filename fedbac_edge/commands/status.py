@@ -57,7 +57,12 @@ def status(
             found = live_status.ask(url, federation, timeout)
             if not found:
                 which = f"{federation!r}" if federation else "any federation"
-                raise Failed(f"the broker at {url} does not know {which}: has the cloud been started?")
+                hidden = ""
+                if url.user is not None or url.certificate is not None:
+                    hidden = " And may this user read it? (fedbac doctor --as)"
+                raise Failed(
+                    f"the broker at {url} does not know {which}: has the cloud been started?{hidden}"
+                )
             show = live_status.show
     click.echo(json.dumps(found, ensure_ascii=False) if as_json else "\n\n".join(map(_text(show), found)))
 

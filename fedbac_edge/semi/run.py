@@ -225,11 +225,12 @@ def _stored(hall: Hall, path: Path) -> tuple[State, int]:
 
 def _result(hall: Hall, state: State, table: list[Row]) -> Result:
     views = hall.method.views(state)
+    trained = [row for row in table if row.round > 0]  # round 0 is an exchange before the first one
     served = sorted({name for view in views.values() for name, _ in view})
     parts = {name: digest(pack(state[name])) for name in served}
     figures = {
         view: Figures(
-            table[-1].views[view].accuracy, fmean(row.views[view].accuracy for row in table[-LAST:])
+            table[-1].views[view].accuracy, fmean(row.views[view].accuracy for row in trained[-LAST:])
         )
         for view in views
     }

@@ -15,8 +15,10 @@ from fedbac_edge.simulation.grounds import Sets
 
 def answer(order: Order, blobs: Mapping[str, bytes], sets: Callable[[], Sets]) -> Reply:
     """Do what is asked; `sets` gives the samples. No error is raised: it stands in the reply."""
-    from fedbac_edge.learning.jobs import JobError, perform
-
+    try:
+        from fedbac_edge.learning.jobs import JobError, perform
+    except ModuleNotFoundError as error:
+        return _without(error)
     federation = described(order.federation)
     job = order.train or order.evaluate
     try:
@@ -26,9 +28,15 @@ def answer(order: Order, blobs: Mapping[str, bytes], sets: Callable[[], Sets]) -
         event = perform(job, blobs, federation, there.at(order.samples), there.at(order.holdout))
     except JobError as error:
         return Reply(failed=str(error)[:400])
+    except ModuleNotFoundError as error:
+        return _without(error)
     except Exception as error:
         return Reply(broken=f"{type(error).__name__} in a worker: {error}")
     return Reply(trained=event) if isinstance(event, Trained) else Reply(evaluated=event)
+
+
+def _without(error: ModuleNotFoundError) -> Reply:
+    return Reply(broken=f"{error.name} is missing: pip install 'fedbac-edge[train]'")
 
 
 @lru_cache(maxsize=4)

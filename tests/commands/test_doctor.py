@@ -182,3 +182,25 @@ def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (broken.result, "nothing_of_this_name" in broken.found) == ("wrong", True)
     assert "SIGABRT" in checks.library("deadly", "msgspec", "").found
     assert "deadly" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("number", "found", "remedy"),
+    [
+        ("SIGILL", "a build for another processor?", "pip install --force-reinstall msgspec"),
+        ("SIGKILL", "most likely for lack of memory", "raise the limit: MemoryMax="),
+        ("SIGSEGV", "is its build damaged?", "pip install --force-reinstall msgspec"),
+    ],
+)
+def test_what_killed_an_import_decides_the_advice(
+    number: str, found: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dying.py").write_text(f"import os, signal; os.kill(os.getpid(), signal.{number})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check = checks.library("dying", "msgspec", "")
+    assert check.result == "wrong"
+    assert number in check.found
+    assert found in check.found
+    assert remedy in check.remedy
+    assert ("processor" in check.found) == (number == "SIGILL")

@@ -13,11 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from fedbac_edge.datasets.annotation import Annotation, AnnotationError
 from fedbac_edge.parts import Part
+from fedbac_edge.reports.merit import merit
+from fedbac_edge.reports.reading import read_run
 from fedbac_edge.semi.method import Answer, Bench, Client, Holding, method_of
 from fedbac_edge.semi.rows import read
 from fedbac_edge.semi.run import run
@@ -233,3 +236,21 @@ def test_answers_are_weighted_by_kind(make_bench: Callable[..., Bench]) -> None:
     (exchange,) = made.exchanges(1)
     mean = exchange.fold(bench, state, answers, 1)["model"]["fc1.weight"]
     np.testing.assert_allclose(mean, 0.75 * a["fc1.weight"] + 0.25 * b["fc1.weight"], atol=1e-6)
+
+
+def test_the_mean_of_the_last_rounds_is_that_of_the_report(
+    data: Path, make_study: MakeStudy, tmp_path: Path
+) -> None:
+    """HASSLE's round 0 comes before the first round, and counts as none."""
+    found = run(make_study("hassle", rounds=2), tmp_path / "run", data, 1)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()
+    rows = [msgspec.json.decode(line) for line in lines]
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    assert rows[0]["accuracy"] != rows[1]["accuracy"], "else this proves nothing"
+    known = read_run(tmp_path / "run")
+    assert known is not None
+    told = merit(known)
+    assert found.accuracy_last == told.accuracy_last
+    assert {name: view.last_ten for name, view in found.views.items()} == {
+        name: view.accuracy_last for name, view in told.views.items()
+    }
