@@ -14,6 +14,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "device-update": {"unlabelled": 0},
     "gateway-update": {"unlabelled": 0, "unlabelled_data": 0},
     "taken": {"instance": None},
+    "gateway-status": {"refused": {}},
 }
 """Message -> its new fields, with the values that version 1 says by silence."""
 _SETTINGS: dict[str, dict[str, Any]] = {

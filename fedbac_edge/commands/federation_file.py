@@ -83,7 +83,7 @@ ABOUT: dict[str, str] = {
     "deadlines.deadline_min_s": "A round lasts twice the 90th percentile of earlier ones: at least this ...",
     "deadlines.deadline_max_s": "... and at most this. The first round takes ten times the lower bound.",
     "deadlines.evaluation_deadline_s": "For an evaluation phase.",
-    "deadlines.norm_gate": "Refuse an update more than ten times as long as the usual ones.",
+    "deadlines.norm_gate": "Shorten an update over 10 times as long as usual, refuse one over 30 times.",
     "[wire]": "How updates travel.",
     "wire.encoding": '"float32": all bits. "float16": half the bytes, steps are rounded.\n'
     '"int8": a quarter of the bytes; what a step loses is kept and added to the next one.',

@@ -14,6 +14,7 @@ from broker.bus import BusEvent, Connected, Delivery, Disconnected, Subscribed
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
 from fedbac_edge.commands import narrow, rounds
+from fedbac_edge.commands.stored_status import too_long
 from fedbac_edge.protocol.messages import (
     CloudStatus,
     DeviceStatus,
@@ -154,6 +155,8 @@ def show(found: dict[str, Any]) -> list[str]:
             ready = "" if status["state"] == "offline" else ", ready" if status["ready"] else ", not ready"
             online, devices = count_devices(gateway)
             lines.append(f"  gateway {name}: {status['state']}{ready}, {online} of {devices} devices online")
+        if status is not None:
+            lines += [f"    {name}: {too_long(times)}" for name, times in status["refused"].items()]
         lines += _releases(gateway)
         for device, said in gateway["devices"].items():
             lines.append(

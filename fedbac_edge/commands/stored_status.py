@@ -59,6 +59,7 @@ def _describe(state: dict[str, Any]) -> dict[str, Any]:
     if "clustering" in state:
         windows = (state["clustering"] or {"windows": {}})["windows"]
         return {
+            "refused in a row": state.get("refusals", {}),
             "tier": "cloud",
             "phase": state["phase"],
             "round": state["round"],
@@ -93,9 +94,15 @@ def _describe(state: dict[str, Any]) -> dict[str, Any]:
             "instance": spec.get("instance"),
             "waiting": list(state["collecting"]["waiting"]),
             "posteriors": state["posteriors"],
+            "refused in a row": state.get("refusals", {}),
             "devices": state["members"],
         }
     return {"tier": "device", **common, "instance": state.get("instance")}
+
+
+def too_long(times: int) -> str:
+    """In words: what the norm gate does with a device, or with a site."""
+    return f"refused {times} times in a row: its steps are far longer than those of the others"
 
 
 def show(found: dict[str, Any]) -> list[str]:
@@ -116,6 +123,8 @@ def show(found: dict[str, Any]) -> list[str]:
         lines.append(f"  release {found['release']}{before}" if found["release"] else "  no model yet")
         if found["refused"]:
             lines.append(f"  refused: {found['refused']}")
+    for name, times in sorted(found.get("refused in a row", {}).items()):
+        lines.append(f"  {name}: {too_long(times)}")
     for device, posterior in sorted(found.get("posteriors", {}).items()):
         lines.append(f"  {device}: Beta({posterior['a']:g}, {posterior['b']:g})")
     if found["summaries"]:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import numpy as np
+
 from fedbac_edge import aggregation
 from fedbac_edge.aggregation import Contribution
 from fedbac_edge.encodings import decode
@@ -55,7 +57,15 @@ def edge_averages(
         updates = [
             Contribution(
                 float(weight_of(role, answer.samples, answer.unlabelled)),
-                partial(_read, blobs, answer.parts[role.name], start, schema, federation),
+                partial(
+                    _read,
+                    blobs,
+                    answer.parts[role.name],
+                    start,
+                    schema,
+                    federation,
+                    answer.shortened.get(role.name, 1.0),
+                ),
             )
             for answer in trained.values()
         ]
@@ -88,7 +98,8 @@ def two_phases(
         served = described.served(assignment[site])
 
         def load(role: str) -> Part:
-            return _read(blobs, report.parts[role], base(served[role]), schemas[role], federation)
+            factor = report.shortened.get(role, 1.0)
+            return _read(blobs, report.parts[role], base(served[role]), schemas[role], federation, factor)
 
         weights = {
             role.name: float(weight_of(role, report.weight, report.unlabelled))
@@ -110,5 +121,11 @@ def two_phases(
     return fresh, kept
 
 
-def _read(blobs: Mapping[str, bytes], hash: str, base: Part, schema: Schema, federation: Federation) -> Part:
-    return decode(federation.wire.encoding, blobs[hash], base, schema)
+def _read(
+    blobs: Mapping[str, bytes], hash: str, base: Part, schema: Schema, federation: Federation, factor: float
+) -> Part:
+    """The part in a blob, its step from `base` multiplied by `factor`."""
+    part = decode(federation.wire.encoding, blobs[hash], base, schema)
+    if factor == 1.0:
+        return part
+    return {name: base[name] + np.float32(factor) * (array - base[name]) for name, array in part.items()}

@@ -27,6 +27,7 @@ from fedbac_edge.protocol import (
     deadlines,
     gate,
     generations,
+    norm_gate,
     releasing,
     restoration,
     site_tasks,
@@ -353,9 +354,9 @@ class Cloud:
             steps = gate.admit_site_update(self.federation, state, gateway, update, base, self.blobs)
         except gate.Refused as refusal:
             return self._refuse(gateway, "train", update.round, str(refusal), now)
-        if not update.void:
-            state.norms = gate.remembered(state.norms, steps)
-            state.last_update = {**state.last_update, gateway: update.round}
+        if gateway in state.reports:
+            return []  # held until the round closes
+        suspect = self.federation.deadlines.norm_gate and norm_gate.is_suspect(state.norms, steps)
         whole = self.federation.method.cloud_weight == "data"
         hashes = {} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())}
         state.reports[gateway] = SiteReport(
@@ -366,19 +367,51 @@ class Cloud:
             up=update.traffic.up + size,
             down=update.traffic.down,
             unlabelled=update.unlabelled_data if whole else update.unlabelled,
+            steps=steps,
+            suspect=suspect,
         )
-        keeps = [Keep(hash, update.parts[role]) for role, hash in hashes.items()]
-        detail = {
+        report = state.reports[gateway]
+        report.told = {
             "samples": update.samples,
-            "weight": state.reports[gateway].weight,
+            "weight": report.weight,
             "void": update.void,
             "bytes": size,
         }
+        keeps = [Keep(hash, update.parts[role]) for role, hash in hashes.items()]
         restoration.prove(state, gateway)
-        self._collect(collecting.count(state.collecting, "train", gateway, _counted(update)), now)
-        receipt = self._receipt(gateway, "train", update.round, True)
-        line = Log("reported", gateway, update.round, detail)
-        return [*keeps, Settle(task_key(gateway)), receipt, line]
+        settled: list[Action] = [*keeps, Settle(task_key(gateway))]
+        if suspect:
+            self._collect(collecting.hold(state.collecting, gateway), now)
+            return [*settled, Log("held", gateway, update.round, report.told)]
+        if not update.void:
+            norm_gate.admit(state, gateway, steps)
+        return [*settled, *self._accept(gateway, now)]
+
+    def _accept(self, gateway: str, now: float) -> list[Action]:
+        """The report of `gateway` that is here counts."""
+        state, report = self.state, self.state.reports[gateway]
+        key = (state.instance, state.round)
+        self._collect(collecting.count(state.collecting, "train", gateway, key), now)
+        if report.parts:
+            state.last_update = {**state.last_update, gateway: state.round}
+        told = {**report.told, **({"shortened": report.shortened} if report.shortened else {})}
+        return [
+            self._receipt(gateway, "train", state.round, True),
+            Log("reported", gateway, state.round, told),
+        ]
+
+    def _judge(self, now: float) -> list[Action]:
+        """The round closes: which of the long steps count."""
+        state = self.state
+        counted, refused = norm_gate.close(state, state.reports, self.method.together())
+        judged: list[Action] = []
+        for gateway, why in refused.items():
+            state.collecting = collecting.refuse(state.collecting, gateway, why)
+            judged += [
+                self._receipt(gateway, "train", state.round, False, why),
+                Log("refused", gateway, state.round, {"why": why}),
+            ]
+        return [*judged, *(action for gateway in counted for action in self._accept(gateway, now))]
 
     def _collect(self, collected: collecting.Collecting, now: float) -> None:
         self.state.collecting = collecting.close_when_done(collected, now)
@@ -400,10 +433,11 @@ class Cloud:
         state = self.state
         late = collecting.let_go(state.collecting, state.round)
         state.silent, state.timers = state.collecting.waiting, {}
+        judged = self._judge(now) if state.phase == "training" else []
         state.collecting = collecting.end(state.collecting)
         match state.phase:
             case "training":
-                return [*late, *self._close_training(now)]
+                return [*late, *judged, *self._close_training(now)]
             case "evaluating":
                 return [*late, *self._close_evaluation(now)]
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,6 +35,14 @@ class SiteReport(msgspec.Struct, kw_only=True):
     down: int
     unlabelled: int = 0
     """Of `weight`, the samples without labels."""
+    steps: dict[str, float] = {}
+    """Group of roles that always travel together -> length of the step."""
+    suspect: bool = False
+    """Its step is far longer than the last ones: whether it counts is decided when the round closes."""
+    shortened: dict[str, float] = {}
+    """Role -> the factor that its step is multiplied by; 1 where it has none."""
+    told: dict[str, Any] = {}
+    """What the ledger says of it."""
 
 
 class ReleasedModel(msgspec.Struct, kw_only=True):
@@ -104,7 +112,9 @@ class CloudState(msgspec.Struct, kw_only=True):
     last_update: dict[str, int] = {}
     """Gateway -> round of its last update that counted, which its next task tells it."""
     norms: dict[str, list[float]] = {}
-    """Lengths of accepted steps, by group of roles that always travel together (`gate`)."""
+    """Lengths of the last steps, by group of roles that always travel together (`norm_gate`)."""
+    refusals: dict[str, int] = {}
+    """Gateway -> how often in a row its step was refused as too long."""
     seconds: list[float] = []
     """What the latest rounds took; those of devices that never answered do not count."""
     void: bool = False

@@ -56,8 +56,13 @@ def count(now: Collecting, kind: str, name: str, key: Key) -> Collecting:
 
 
 def refuse(now: Collecting, name: str, reason: str) -> Collecting:
-    """The answer of `name`, which is waited for, does not count."""
+    """The answer of `name`, which was asked, does not count."""
     return _without(replace(now, refused={**now.refused, name: reason}), name)
+
+
+def hold(now: Collecting, name: str) -> Collecting:
+    """The answer of `name` is here; whether it counts is decided at the end."""
+    return _without(now, name)
 
 
 def decline(now: Collecting, name: str) -> Collecting:

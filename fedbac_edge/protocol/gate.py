@@ -1,15 +1,15 @@
 """The gate: what an update must be before it counts, at gateways and at the cloud alike.
 
 Refused by name: another round, somebody not asked, another base, other roles than its samples train, wrong
-shapes, numbers that are not finite, another encoding, no samples, and a step far longer than what the others
-take. An encoded update is decoded on top of the base that is here; checked are the numbers that come out.
+shapes, numbers that are not finite, another encoding, no samples. A step far longer than the others' is
+judged when its round closes (`norm_gate`). An encoded update is decoded on top of the base that is here;
+what comes out is checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import isfinite
-from statistics import median
 
 from fedbac_edge.encodings import decode
 from fedbac_edge.federation import Federation
@@ -31,12 +31,6 @@ from fedbac_edge.protocol.messages import (
 )
 from fedbac_edge.protocol.roster import member
 
-Norms = dict[str, list[float]]
-"""Group of roles that always travel together -> the lengths of the steps accepted last."""
-
-NORM_FACTOR = 10.0
-NORM_HISTORY = 200
-NORM_MINIMUM = 20
 SAMPLES_LIMIT = 10**12
 LOSS_LIMIT = 1e300
 """Far above what can be, and small enough that sums over a federation stay finite and can be sent on."""
@@ -77,7 +71,7 @@ def admit_device_update(
     check_roles(update.parts, starts)
     check_base(update.base, starts)
     base = {role: blobs[ref.hash] for role, ref in starts.items()}
-    return check_parts(update.parts, update.encoding, base, federation, state.norms)
+    return check_parts(update.parts, update.encoding, base, federation)
 
 
 def admit_device_scores(state: GatewayState, device: str, scores: DeviceScores) -> None:
@@ -126,7 +120,7 @@ def admit_site_update(
         check_roles(update.parts, trained)
     optional = {role for role in trained if roles[role].weight != "samples" and role not in update.parts}
     held = {role: blobs[base[role].hash] for role in trained if role not in optional}
-    return check_parts(update.parts, update.encoding, held, federation, state.norms)
+    return check_parts(update.parts, update.encoding, held, federation)
 
 
 def admit_site_scores(state: CloudState, gateway: str, scores: GatewayScores, clusters: int) -> None:
@@ -194,12 +188,11 @@ def check_parts(
     encoding: str,
     base: Mapping[str, bytes],
     federation: Federation,
-    norms: Mapping[str, list[float]],
 ) -> dict[str, float]:
-    """Encoding, roles, schema, finiteness and length of the step; returns its norm by group of roles.
+    """Encoding, roles, schema and finiteness; returns the length of the step by group of roles.
 
-    `parts` is role -> bytes in `encoding`, `base` role -> canonical bytes; `norms` are those of the updates
-    accepted before. Roles that always travel together are one step.
+    `parts` is role -> bytes in `encoding`, `base` role -> canonical bytes. Roles that always travel together
+    are one step.
     """
     if encoding != federation.wire.encoding:
         raise Refused(
@@ -215,29 +208,7 @@ def check_parts(
         except PartError as error:
             raise Refused(f"{role}: {error}") from error
         squares[groups[role]] = squares.get(groups[role], 0.0) + distance(part, start) ** 2
-    steps = {group: float(square**0.5) for group, square in squares.items()}
-    for group, step in steps.items():
-        known = norms.get(group, [])
-        if (
-            federation.deadlines.norm_gate
-            and len(known) >= NORM_MINIMUM
-            and step > NORM_FACTOR * median(known)
-        ):
-            raise Refused(
-                f"a step of length {step:.3g}, over {NORM_FACTOR:g} times the median of {median(known):.3g}"
-            )
-    return steps
-
-
-def remembered(norms: Mapping[str, list[float]], steps: Mapping[str, float]) -> Norms:
-    """The norms with those of one more accepted update."""
-    fresh = {group: [*norms.get(group, []), step][-NORM_HISTORY:] for group, step in steps.items()}
-    return {**norms, **fresh}
-
-
-def length(steps: Mapping[str, float]) -> float:
-    """Of the whole step, over all groups."""
-    return float(sum(step**2 for step in steps.values()) ** 0.5)
+    return {group: float(square**0.5) for group, square in squares.items()}
 
 
 def check_score(score: Score | None) -> None:

@@ -25,6 +25,7 @@ from fedbac_edge.protocol import (
     gate,
     gateway_reports,
     gateway_tasks,
+    norm_gate,
     restoration,
     roster,
     selection,
@@ -118,6 +119,7 @@ class Gateway:
             online=sum(member.online for member in members),
             round=0 if self.state.task is None else self.state.task.round,
             software=__version__,
+            refused=dict(norm_gate.again_and_again(self.state)),
         )
         return Send(Channel("status", self.name), message, retain=True)
 
@@ -315,12 +317,14 @@ class Gateway:
         state = self.state
         if collecting.has_counted(state.collecting, "train", device, gateway_tasks.counted(update)):
             return [self._device_receipt(device, "train", update.round, True)]  # once, and said again
+        if self._is_held(device, update):
+            return []
         state.sent += size
         try:
             steps = gate.admit_device_update(state, device, update, self.blobs)
         except gate.Refused as refusal:
             return self._refuse(device, "train", update.round, str(refusal), now)
-        state.norms = gate.remembered(state.norms, steps)
+        suspect = self._federation().deadlines.norm_gate and norm_gate.is_suspect(state.norms, steps)
         hashes = {role: digest(data) for role, data in sorted(update.parts.items())}
         keeps = [Keep(hash, update.parts[role]) for role, hash in hashes.items()]
         state.answers[device] = Answer(
@@ -331,25 +335,56 @@ class Gateway:
             received=update.received,
             sent=size,
             unlabelled=update.unlabelled,
+            steps=steps,
+            suspect=suspect,
+            told={
+                "samples": update.samples,
+                "loss": update.loss,
+                "norm": norm_gate.length(steps),
+                "bytes": size,
+                "received": update.received,
+                "seconds": update.seconds,
+            },
         )
         state.answered = now
-        state.last_update = {**state.last_update, device: update.round}
         state.received += update.received
-        self._collect(collecting.count(state.collecting, "train", device, gateway_tasks.counted(update)), now)
-        detail = {
-            "samples": update.samples,
-            "loss": update.loss,
-            "norm": gate.length(steps),
-            "bytes": size,
-            "received": update.received,
-            "seconds": update.seconds,
-        }
-        return [
-            *keeps,
-            Settle(task_key(device)),
-            self._device_receipt(device, "train", update.round, True),
-            Log("accepted", device, update.round, detail),
-        ]
+        settled: list[Action] = [*keeps, Settle(task_key(device))]
+        if suspect:
+            self._collect(collecting.hold(state.collecting, device), now)
+            return [*settled, Log("held", device, update.round, state.answers[device].told)]
+        norm_gate.admit(state, device, steps)
+        return [*settled, *self._accept(device, update.round, now)]
+
+    def _accept(self, device: str, round: int, now: float) -> list[Action]:
+        """The update of `device` that is here counts."""
+        state, task, answer = self.state, self.state.task, self.state.answers[device]
+        assert task is not None, "updates are of an open task"
+        self._collect(collecting.count(state.collecting, "train", device, (task.instance, round)), now)
+        state.last_update = {**state.last_update, device: round}
+        told = {**answer.told, **({"shortened": answer.shortened} if answer.shortened else {})}
+        return [self._device_receipt(device, "train", round, True), Log("accepted", device, round, told)]
+
+    def _is_held(self, device: str, update: DeviceUpdate) -> bool:
+        """True for an update that came before and is judged when the round closes."""
+        state, task = self.state, self.state.task
+        if state.phase != "training" or task is None or device not in state.answers:
+            return False
+        return (update.instance, update.round) == (task.instance, task.round)
+
+    def _judge(self, task: GatewayTask, now: float) -> list[Action]:
+        """The round closes: which of the long steps count."""
+        state, federation = self.state, self._federation()
+        needed = max(1, federation.deadlines.min_updates)
+        groups = method(federation).together()
+        counted, refused = norm_gate.close(state, state.answers, groups, needed)
+        judged: list[Action] = []
+        for device, why in refused.items():
+            state.collecting = collecting.refuse(state.collecting, device, why)
+            judged += [
+                self._device_receipt(device, "train", task.round, False, why),
+                Log("refused", device, task.round, {"why": why}),
+            ]
+        return [*judged, *(action for device in counted for action in self._accept(device, task.round, now))]
 
     def _refuse(self, device: str, kind: str, round: int, reason: str, now: float) -> list[Action]:
         answer: list[Action] = [
@@ -369,7 +404,7 @@ class Gateway:
             return self._report_scores(total, len(state.scores), now)
         if not isinstance(task, GatewayTask) or state.phase not in ("fetching", "training"):
             return []
-        late = collecting.let_go(state.collecting, task.round)
+        late = [*collecting.let_go(state.collecting, task.round), *self._judge(task, now)]
         state.collecting = collecting.end(state.collecting)
         if self._federation().evaluation == "test" and not self._void():
             state.phase = "scoring"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,6 +37,14 @@ class Answer(msgspec.Struct, kw_only=True):
     sent: int
     unlabelled: int = 0
     """Of `samples`, those without a label."""
+    steps: dict[str, float] = {}
+    """Group of roles that always travel together -> length of the step."""
+    suspect: bool = False
+    """Its step is far longer than the last ones: whether it counts is decided when the round closes."""
+    shortened: dict[str, float] = {}
+    """Role -> the factor that its step is multiplied by; 1 where it has none."""
+    told: dict[str, Any] = {}
+    """What the ledger says of it."""
 
 
 class GatewayState(msgspec.Struct, kw_only=True):
@@ -62,7 +70,9 @@ class GatewayState(msgspec.Struct, kw_only=True):
     sent: int = 0
     """Bytes of updates from devices, refused ones included."""
     norms: dict[str, list[float]] = {}
-    """Lengths of accepted steps, by group of roles that always travel together (`gate`)."""
+    """Lengths of the last steps, by group of roles that always travel together (`norm_gate`)."""
+    refusals: dict[str, int] = {}
+    """Device -> how often in a row its step was refused as too long."""
     unrewarded: tuple[str, ...] = ()
     """Who took part in the last round and has no reward yet."""
     unrewarded_round: int = 0

@@ -115,6 +115,8 @@ class GatewayStatus(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     online: Count = 0
     round: Round = 0
     software: Text = ""
+    refused: dict[Name, Count] = {}
+    """Devices whose updates were refused as too long again and again -> how often in a row."""
 
 
 class SiteSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

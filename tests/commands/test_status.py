@@ -134,3 +134,21 @@ def test_a_cloud_that_is_away_has_finished_or_was_stopped(
     assert result.exit_code == 0, result.output
     assert f"cloud: {shown}, round {round} of 4" in result.output
     assert "gateway gw1: offline, 1 of 2 devices online\n" in result.output
+
+
+@pytest.mark.timeout(30)
+def test_a_device_that_is_refused_again_and_again_is_named(runner: CliRunner, mosquitto: str) -> None:
+    status = GatewayStatus(state="online", session=1, devices=3, online=3, round=9, refused={"d3": 5})
+    _retain(
+        mosquitto,
+        {
+            topics.cloud_status("tiny"): CloudStatus(
+                state="training", session=1, round=9, rounds=12, last=None
+            ),
+            topics.edge("tiny", "gw1", "status"): status,
+        },
+    )
+    result = runner.invoke(cli, ["status", "--broker", mosquitto])
+    assert result.exit_code == 0, result.output
+    said = "    d3: refused 5 times in a row: its steps are far longer than those of the others\n"
+    assert said in result.output

@@ -387,3 +387,13 @@ def test_a_description_that_was_overwritten_is_put_back(centre: Centre) -> None:
         assert len(centre.bench.said(Spec, centre.bench.run_timers())) == 1
         assert "reclaim" not in centre.bench.machine.timers()
     assert not centre.bench.do(Overwritten(Channel("status", "gw1"), ""))
+
+
+def test_a_round_in_which_all_sites_take_long_steps_is_not_void(centre: Centre) -> None:
+    """Seen: rounds 488 to 494 void, a minute each."""
+    centre.state.norms = {"cluster+global": [0.01] * 200}
+    for gateway in ("gw1", "gw2"):
+        centre.update(gateway, 1.0, 1.0)
+    closed = centre.bench.run_timers()
+    (line,) = centre.bench.logged("aggregated", closed)
+    assert line.detail["void"] is False

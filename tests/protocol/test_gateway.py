@@ -11,7 +11,7 @@ import pytest
 
 from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.parts import digest, pack, unpack
-from fedbac_edge.protocol import gate
+from fedbac_edge.protocol import gate, norm_gate
 from fedbac_edge.protocol.engine import Evaluated, Fetched, JobFailed, Keep, Resend, Send, Settle, Started
 from fedbac_edge.protocol.gateway import REPORT, Gateway
 from fedbac_edge.protocol.messages import (
@@ -254,15 +254,63 @@ def test_a_device_that_was_not_asked_does_not_count(make: Callable[..., Site]) -
     assert site.answer() == (False, "this device was not asked in this round")
 
 
-def test_a_step_ten_times_the_median_is_refused_after_twenty(site: Site) -> None:
-    site.state.norms = {"cluster+global": [1.0] * 19}
-    for round, refused in ((1, False), (2, True)):
-        site.task(round)
-        site.update("d1", round=round, value=3.0)
-        accepted, reason = site.answer()
-        assert accepted != refused, reason
-    assert "over 10 times the median of 1" in reason
-    assert len(site.state.norms["cluster+global"]) == 20
+def test_the_step_of_the_report_counts(make: Callable[..., Site]) -> None:
+    """A device was away for 290 rounds: a step of 0.0604, and 0.00537 is usual. It was refused for ever."""
+    site = make()
+    site.task()
+    site.update("d1", value=0.5)
+    (told,) = site.bench.logged("accepted")
+    usual = told.detail["norm"] * 0.00537 / 0.0604
+    site.state.norms = {"cluster+global": [usual] * 200}
+    site.update("d2", value=0.5)
+    assert site.bench.said(Receipt) == []
+    assert site.bench.logged("held")
+    closed = site.bench.run_timers()
+    (line,) = site.bench.logged("accepted", closed)
+    assert line.subject == "d2"
+    assert line.detail["shortened"]["global"] == pytest.approx(10 * 0.00537 / 0.0604)
+    (report,) = site.bench.said(GatewayUpdate, closed)
+    assert (report.answered, report.refused, report.samples) == (2, 0, 20)
+
+
+def gross(site: Site, round: int = 1) -> list[Any]:
+    """A round in which d1 is as usual and d2 is not; its close."""
+    site.task(round)
+    site.update("d1", round=round, value=0.5)
+    site.state.norms = {"cluster+global": [1.0] * 200}
+    site.update("d2", round=round, value=900.0)
+    held = site.update("d2", round=round, value=900.0)  # the link says it again
+    assert held == []
+    return list(site.bench.run_timers())
+
+
+def test_a_gross_step_is_refused_when_the_round_closes(make: Callable[..., Site]) -> None:
+    site = make()
+    closed = gross(site)
+    receipts = site.bench.said(Receipt, closed)
+    assert [receipt.accepted for receipt in receipts] == [False]
+    assert "times the usual length; 1 refused in a row" in receipts[0].reason
+    (report,) = site.bench.said(GatewayUpdate, closed)
+    assert (report.answered, report.refused, report.samples) == (1, 1, 10)
+    assert site.state.refusals == {"d2": 1}
+    assert site.state.last_update == {"d1": 1}, "its next task tells d2 that the update did not count"
+    gross(site, 2)
+    assert site.state.refusals == {"d2": 2}
+
+
+def test_alone_it_counts_but_not_at_its_length(make: Callable[..., Site]) -> None:
+    """Otherwise the round would be void, and the next one too."""
+    site = make()
+    site.task()
+    site.state.norms = {"cluster+global": [1.0] * 200}
+    site.bench.now = 1.0
+    site.update("d2", value=900.0)
+    site.bench.now = 200.0
+    closed = site.bench.run_timers()
+    (report,) = site.bench.said(GatewayUpdate, closed)
+    assert (report.answered, report.void) == (1, "")
+    (line,) = site.bench.logged("accepted", closed)
+    assert line.detail["shortened"]["global"] * line.detail["norm"] == pytest.approx(1.0)
 
 
 def test_the_norm_gate_is_an_option(make: Callable[..., Site]) -> None:
@@ -274,10 +322,10 @@ def test_the_norm_gate_is_an_option(make: Callable[..., Site]) -> None:
 
 
 def test_remembered_norms_are_bounded(site: Site) -> None:
-    site.state.norms = {"cluster+global": [1.0] * gate.NORM_HISTORY}
+    site.state.norms = {"cluster+global": [1.0] * norm_gate.HISTORY}
     site.task()
     site.update("d1", value=0.6)
-    assert len(site.state.norms["cluster+global"]) == gate.NORM_HISTORY
+    assert len(site.state.norms["cluster+global"]) == norm_gate.HISTORY
 
 
 def test_sums_of_the_largest_claims_can_still_be_sent_and_read(site: Site) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedbac_edge.protocol.gate import NORM_HISTORY
+from fedbac_edge.protocol.norm_gate import HISTORY
 
 Build = Callable[..., Any]
 FIRST, LAST = 30, 110
@@ -37,7 +37,7 @@ def test_a_hundred_and_ten_rounds(build: Build, settings: Build) -> None:
     assert fleet.run_to_round(LAST)
     late = held(fleet)
     for what, size in late.items():
-        slack = 9 * NORM_HISTORY + 300 if what.endswith("state") else 4
+        slack = 9 * HISTORY + 300 if what.endswith("state") else 4
         assert size <= early[what] + slack, (what, early[what], size)
     # Generations of three parts at the cloud, of two where they are served: a fixed number of model copies.
     assert late["cloud blobs"] <= 8
