@@ -88,12 +88,14 @@ class Published:
     Attributes:
         token: what the caller passed to `publish`.
         refused: empty when the broker took the message, else why it did not ("Not authorized", larger
-            than the broker's packets ...). Sending the same again will not help.
+            than the broker's packets ...).
+        code: MQTT's reason for that (0x80 and more); `reasons` says which of them pass by themselves.
 
     """
 
     token: int
     refused: str = ""
+    code: int = 0
 
 
 @dataclass(frozen=True)

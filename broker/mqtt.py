@@ -30,6 +30,11 @@ WINDOW_BYTES = 256 * 1024
 # Mosquitto before 2.1 and rumqttd do not say 0x8E: they close the older connection without a word. So many
 # connections in a row, each accepted at the first try and closed by the broker before long, mean the same.
 SILENT_TAKEOVERS = 5
+# Some brokers close the connection over a packet that is too large, without a word. So many connections in a
+# row that ended while a packet was on its way that is larger than any this broker ever took, mean that.
+SILENT_REFUSALS = 4
+SURE_PACKET = 16_384
+"""Smaller packets than that are never suspected."""
 
 
 class Inbox(Protocol):
@@ -111,6 +116,8 @@ class MqttBus:
         self._fresh: set[str] = set()  # filters subscribed on the present connection
         self._largest: int | None = None  # the broker's packet limit
         self._silent_takeovers = 0
+        self._silent_refusals = 0
+        self._proven = SURE_PACKET  # the largest packet that the broker ever took
         self._told = ""  # the last reason that was reported
 
     def start(self) -> None:
@@ -222,6 +229,9 @@ class MqttBus:
                                 return (False, *end)
                             accepted = True
                             self._accept(link, answer)
+                        case Down(code=reasons.TOO_LARGE as code, name=name) if accepted:
+                            self._give_back_large(name.lower())
+                            return (True, *reasons.of_code(code, name, self._settings.client_id))
                         case Down(code=int() as code, name=name):
                             return (accepted, *reasons.of_code(code, name, self._settings.client_id))
                         case Complaint(text=complaint):
@@ -309,13 +319,23 @@ class MqttBus:
         with self._lock:
             message = self._outgoing.acknowledged(answered.mid)
         if message is not None:
-            self._settle(message, answered.name if refused else "")
+            if not refused:
+                self._proven = max(self._proven, message.packet_size)
+            self._settle(message, answered.name if refused else "", answered.code if refused else 0)
 
-    def _settle(self, message: Message, refused: str) -> None:
+    def _give_back_large(self, why: str) -> None:
+        """The broker ended the connection over a packet's size: the owners cut what is as large smaller."""
+        with self._lock:
+            largest = self._outgoing.largest
+            taken = self._outgoing.take_larger(largest // 2) if largest else []
+        for message in taken:
+            self._settle(message, f"{why}: a packet of {message.packet_size} bytes", reasons.TOO_LARGE)
+
+    def _settle(self, message: Message, refused: str, code: int) -> None:
         if refused:
             log.debug("%s was not published: %s", message.topic, refused)  # the owner of the token tells
         if message.token:
-            self._inbox.put(Published(message.token, refused))
+            self._inbox.put(Published(message.token, refused, code))
 
     def _pump(self, link: Link) -> None:
         """Hand over what callers asked for: acknowledgements, filters, messages as the window allows."""
@@ -347,12 +367,21 @@ class MqttBus:
                     self._outgoing.sent(packet_id, message)
         for message in too_large:
             self._settle(
-                message, f"a packet of {message.packet_size} bytes, and the broker takes {self._largest}"
+                message,
+                f"a packet of {message.packet_size} bytes, and the broker takes {self._largest}",
+                reasons.TOO_LARGE,
             )
 
     def _lost(self, complaint: str, accepted: bool, lived: float) -> tuple[str, bool]:
         """Sentence for a connection that ended without a reason code, and whether to stay away."""
         broker = str(self._settings.url)
+        if accepted:
+            with self._lock:
+                suspect = self._outgoing.largest > self._proven
+            self._silent_refusals = self._silent_refusals + 1 if suspect else 0
+            if self._silent_refusals >= SILENT_REFUSALS:
+                self._silent_refusals = self._silent_takeovers = 0
+                self._give_back_large(f"{broker} closed {SILENT_REFUSALS} connections over it")
         if complaint:
             self._silent_takeovers = 0
             return reasons.of_text(complaint, broker, self._certified)

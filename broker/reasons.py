@@ -6,6 +6,11 @@ import socket
 import ssl
 
 TAKEN_OVER = 0x8E
+TOO_LARGE = 0x95
+DENIED = frozenset({0x87, 0x90})
+"""Of a PUBACK: not authorised. ejabberd calls it a topic name that is invalid."""
+TEMPORARY = frozenset({0x80, 0x83, 0x97})
+"""Of a PUBACK: unspecified, implementation specific, quota exceeded. The same message may pass later."""
 
 ONE_OF_TWO = (
     "a federation has one cloud, and each gateway and each device a name of its own; stop one of the two, or "

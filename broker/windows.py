@@ -98,6 +98,18 @@ class Outgoing:
             self._tokens_in_flight.discard(self._key(message))
         return message
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest packet that the broker has not answered for; 0: it has answered for all."""
+        return max((message.packet_size for message in self._in_flight.values()), default=0)
+
+    def take_larger(self, size: int) -> list[Message]:
+        """Take out every message whose packet is larger than `size` bytes, sent already or waiting."""
+        sent = [number for number, message in self._in_flight.items() if message.packet_size > size]
+        waiting = [key for key, message in self._waiting.items() if message.packet_size > size]
+        taken = [message for number in sent if (message := self.acknowledged(number)) is not None]
+        return [*taken, *(self._waiting.pop(key) for key in waiting)]
+
     def connection_lost(self) -> None:
         """Put the unacknowledged back in front, in their order; a newer status of the same topic wins.
 

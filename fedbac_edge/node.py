@@ -189,17 +189,27 @@ class Node:
                 self._message(topic, address, payload, now)
         return self._drain()
 
-    def published(self, token: int, refused: str = "") -> list[Effect]:
-        """The broker acknowledged a packet (or refused it: the ledger says why)."""
-        answered = self._outgoing.acknowledged(token)
-        if answered is not None and (refused or answered[1]):
-            row, complete = answered
+    def published(self, token: int, refused: str = "", code: int = 0) -> list[Effect]:
+        """The broker took a packet, or `refused` it: the ledger says why, and what becomes of it.
+
+        `code` is MQTT's reason for a refusal. What was refused is never delivered.
+        """
+        if refused:
             with self.store.transaction():
-                if refused:
-                    self._log(0, "publish refused", row.topic, {"why": refused})
-                if complete:
-                    self._outgoing.sent(row, self._latest)
+                if (outcome := self._outgoing.refused(token, code, self._latest)) is not None:
+                    row, then = outcome
+                    self._log(0, "publish refused", row.topic, {"why": f"{refused}; {then}"})
+            return self._drain()
+        answered = self._outgoing.acknowledged(token)
+        if answered is not None and answered[1]:
+            with self.store.transaction():
+                self._outgoing.sent(answered[0], self._latest)
         return self._drain()
+
+    @property
+    def packet_limit(self) -> int | None:
+        """The largest packet that the broker takes, announced or found out, in bytes; None: not known."""
+        return self._outgoing.maximum_packet
 
     def unsent(self) -> bool:
         """True while something is to be handed over or awaits the broker's acknowledgement."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from broker import access, chunks, topics
+from broker import access, chunks, reasons, topics
 from broker.bus import Bus, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
 from fedbac_edge import selftest
 from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
@@ -28,8 +28,6 @@ from fedbac_edge.store import Store, StoreError, StoreInUse
 
 log = logging.getLogger(__name__)
 
-NOT_AUTHORIZED = "not authorized"
-"""MQTT 5's name of reason 0x87, in lower case."""
 IDLE_S = 3600.0
 """The longest wait when no timer is due."""
 BATCH = 32
@@ -187,13 +185,20 @@ class Runtime:
         match event:
             case Delivery(topic, payload, retained):
                 return self._node.delivered(topic, payload, now, retained)
-            case Published(token, refused):
-                topic = self._topics.pop(token, "")
-                if NOT_AUTHORIZED in refused.lower():
+            case Published(token, refused, code):
+                topic, limit = self._topics.pop(token, ""), self._node.packet_limit
+                effects = self._node.published(token, refused, code)
+                if code in reasons.DENIED:
                     self._test.denied("publish on", topic, refused)
-                elif refused:
+                elif code == reasons.TOO_LARGE and self._node.packet_limit != limit:
+                    log.warning(
+                        "the broker refuses packets of some size without announcing a limit; packets of at "
+                        "most %s bytes are sent from now on",
+                        self._node.packet_limit,
+                    )
+                elif refused and code != reasons.TOO_LARGE:
                     log.warning("the broker refused a message on %s: %s", topic, refused)
-                return self._node.published(token, refused)
+                return effects
             case Connected(session_present, maximum_packet):
                 self.link = "connected"
                 try:

@@ -309,8 +309,55 @@ def test_a_refused_publish_is_in_the_ledger(station: Station) -> None:
     (packet,) = station.out
     station.node.published(packet.token, "Not authorized")
     (line,) = station.ledger("publish refused")
-    assert (line.subject, line.detail["why"]) == (REPLY, "Not authorized")
+    assert (line.subject, line.detail["why"]) == (REPLY, "Not authorized; not delivered")
     assert station.store.outbox() == []
+
+
+def test_a_chunk_over_the_quota_is_sent_again_and_the_manifest_waits_for_it(station: Station) -> None:
+    """PUBACK 0x97: that chunk alone, and nobody is told of the part before the broker has all of it."""
+    announce(station, 300_000)
+    packets, station.out = station.out, []
+    station.acknowledge(packets[0], packets[2])
+    station._take(station.node.published(packets[1].token, "Quota exceeded", 0x97))
+    assert station.out == [], "no manifest of a part that is not there"
+    station.wait(4.0)
+    assert station.out == []
+    station.wait(2.0)
+    (again,) = station.out
+    assert (again.topic, again.payload) == (packets[1].topic, packets[1].payload)
+    assert [packet.topic.split("/")[3] for packet in station.flush()] == ["blob", "model"]
+    assert station.store.outbox() == []
+
+
+def test_a_packet_that_is_too_large_is_cut_smaller_until_it_passes(station: Station) -> None:
+    """PUBACK 0x95 for everything over 20,000 bytes, a limit that the broker did not announce."""
+    ref = announce(station, 300_000)
+    passed: dict[str, bytes] = {}
+    while station.out:
+        packets, station.out = station.out, []
+        for packet in packets:
+            if len(packet.payload) > 20_000:
+                station._take(station.node.published(packet.token, "Packet too large", 0x95))
+            else:
+                passed[packet.topic] = packet.payload
+                station.acknowledge(packet)
+    assert station.store.outbox() == []
+    pieces = [wire.decode(payload, chunks.Chunk) for topic, payload in passed.items() if "/blob/" in topic]
+    (count,) = {piece.count for piece in pieces}
+    pieces.sort(key=lambda piece: piece.index)
+    assert len(pieces) == count
+    assert chunks.join([piece.data for piece in pieces], ref.size, ref.hash)
+
+
+def test_a_part_that_may_not_be_published_is_tried_again(station: Station) -> None:
+    """Somebody may mend the access list: what is retained is not given up."""
+    announce(station, 10)
+    (packet,) = station.out
+    station.out = []
+    station._take(station.node.published(packet.token, "Not authorized", 0x87))
+    station.flush()
+    station.wait(61.0)
+    assert packet.topic in [again.topic for again in station.flush()]
 
 
 # --- parts on their way out -----------------------------------------------------------------------

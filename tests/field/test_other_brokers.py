@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from broker.bus import Delivery, Will
 from broker.mosquitto import MosquittoBroker
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
+from fedbac_edge.federation import ModelTable
 from fedbac_edge.node import Node
 from fedbac_edge.parts import digest
 from fedbac_edge.protocol.engine import Announce, Channel, Hello, Keep, Send, Withdraw
@@ -190,3 +192,44 @@ def test_a_cluster_of_two_nodes(tmp_path: Path, killed: bool, record: Callable[[
         fleet.finish(500)
     record(f"two nodes, second one killed: {killed}: {time.monotonic() - began:.0f} s")
     assert fleet.hashes() == trials.undisturbed(shape)[0]
+
+
+LIMIT = 65_536
+"""A broker's limit that is below the size of packets that are sent when none is announced."""
+
+
+def unannounced(kind: str, folder: Path) -> contextlib.AbstractContextManager[str]:
+    """The address of a broker that refuses larger packets without having said so."""
+
+    @contextlib.contextmanager
+    def running() -> Iterator[str]:
+        if kind == "ejabberd":
+            if not ejabberd.installed():
+                pytest.skip("ejabberd is not installed")
+            with ejabberd.nodes(folder, "ea", most=LIMIT) as (node,):
+                yield node.url
+            return
+        port = ejabberd.free_port()
+        broker = MosquittoBroker("127.0.0.1", port, folder / "mosquitto")
+        lines = broker.configuration.read_text().splitlines()
+        kept = [line for line in lines if not line.startswith("max_packet_size")]
+        broker.configuration.write_text("\n".join([*kept, f"message_size_limit {LIMIT}", ""]))
+        with broker:
+            yield f"mqtt://127.0.0.1:{port}"
+
+    return running()
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "ejabberd"])
+def test_a_limit_that_is_not_announced(kind: str, tmp_path: Path) -> None:
+    """Mosquitto answers 0x95 (message_size_limit), ejabberd hangs up: what was refused is cut smaller."""
+    federation = trials.federation_of((1, 2, 2, "float32"))
+    model = ModelTable(classes=tuple("0123456789"), input=(3, 32, 32), mean=(0.5,) * 3, std=(0.5,) * 3)
+    federation = msgspec.structs.replace(federation, model=model)
+    fleet = Fleet(federation, tmp_path)
+    with unannounced(kind, tmp_path) as url:
+        fleet.start(lambda name: url, back_off=0.05, back_off_cap=0.5)
+        fleet.finish(150)
+    assert fleet.assert_counted_once() > 0
+    lines = Store(tmp_path / "cloud.sqlite").ledger("publish refused")
+    assert any("cut into packets" in line.detail["why"] for line in lines)
