@@ -12,6 +12,7 @@ from broker.mqtt import MqttBus
 from device_agent import identity, pipe
 from device_agent.endings import GOODBYE_S, Failed, Misconfigured
 from device_agent.narrator import Narrator
+from device_agent.rescan import Rescan, rescanning
 from device_agent.settings import Settings
 from device_agent.stay import find, staying
 from device_agent.voice import Voice
@@ -24,6 +25,7 @@ from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.protocol.device import Device, Profile
+from fedbac_edge.protocol.engine import DataRead
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store
 from fedbac_edge.signals import Stop
@@ -66,6 +68,7 @@ def check_ability(spec: Spec) -> None:
 def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving: Stop) -> None:
     """Until the device leaves, or the federation under this name becomes another one."""
     check_ability(spec)
+    rescan = Rescan(settings.data)
     source = DataSource(str(settings.data), settings.resize, settings.strict, settings.device)
     with contextlib.closing(TrainingWorker(source, spec.federation)) as worker:
         turns = notify.Turns(leaving)
@@ -110,8 +113,14 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
                 observe=lambda node: narrator.observe(node, runtime.link),
                 until=lambda node: _is_over(device, spec),
             )
+            worker.on_read(lambda found: runtime.tell(_read(found)))
             try:
-                with leaving.wakes(runtime.stop), _reminding(narrator), notify.watched([runtime.poke]):
+                with (
+                    leaving.wakes(runtime.stop),
+                    _reminding(narrator),
+                    rescanning(rescan, worker, voice),
+                    notify.watched([runtime.poke]),
+                ):
                     notify.notify(f"STATUS=device {name} of {federation}")
                     runtime.run()
             except Stopped as error:
@@ -143,6 +152,13 @@ def _profile(opened: pipe.Opened) -> Profile:
         holdout=opened.holdout,
         hardware=f"{vector_level.level()}, {cores} cores",
     )
+
+
+def _read(found: pipe.Opened | pipe.NotOpened) -> DataRead:
+    """What the machine is told of a reading; data that cannot be used are none."""
+    if isinstance(found, pipe.NotOpened):
+        return DataRead(0, 0, 0)
+    return DataRead(found.samples, found.labelled, found.holdout)
 
 
 @contextlib.contextmanager

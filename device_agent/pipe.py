@@ -19,9 +19,12 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Open(Note, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="open"):
-    """To the trainer, first of all: read the data at `path` for this federation."""
+    """To the trainer, first of all and whenever the data have changed: read those at `path`.
 
-    path: str
+    The path is bytes: not every file name is text.
+    """
+
+    path: bytes
     resize: bool
     device: str
     federation: Federation

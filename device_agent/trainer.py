@@ -19,7 +19,6 @@ from pathlib import Path
 from device_agent import pipe
 from device_agent.data import DeviceData
 from fedbac_edge.datasets.samples import DataError
-from fedbac_edge.federation import Federation
 from fedbac_edge.learning.jobs import JobError, perform
 from fedbac_edge.learning.settings import Cancelled
 from fedbac_edge.methods import method
@@ -37,7 +36,7 @@ class Trainer:
         self._orders: queue.SimpleQueue[pipe.Open | pipe.Do] = queue.SimpleQueue()
         self._cancelled = 0
         self._device = "cpu"
-        self._federation: Federation | None = None
+        self._order: pipe.Open | None = None
         self._data: DeviceData | DataError = DataError("data", "not read yet", "")
 
     def run(self) -> None:
@@ -45,9 +44,13 @@ class Trainer:
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
         while True:
             order = self._orders.get()
-            pipe.send(
-                self._connection, self._open(order) if isinstance(order, pipe.Open) else self._do(order)
-            )
+            if isinstance(order, pipe.Open):
+                pipe.send(self._connection, self._open(order))
+                continue
+            if isinstance(self._data, DataError) and self._order is not None:
+                # What was wrong may have been mended since; the agent must know before the job's answer.
+                pipe.send(self._connection, self._open(self._order))
+            pipe.send(self._connection, self._do(order))
 
     def _listen(self) -> None:
         while True:
@@ -61,7 +64,8 @@ class Trainer:
                 self._orders.put(order)
 
     def _open(self, order: pipe.Open) -> pipe.FromTrainer:
-        self._federation, self._device = order.federation, order.device
+        self._order, self._device = order, order.device
+        self._data = DataError("data", "not read yet", "")  # never two of them in memory
         model = order.federation.model
         try:
             if order.device == "cuda" and not _has_cuda():
@@ -69,7 +73,7 @@ class Trainer:
                     "--device cuda", "torch sees no CUDA device here", "Use --device auto or --device cpu"
                 )
             data = DeviceData.open(
-                order.path,
+                os.fsdecode(order.path),
                 classes=model.classes,
                 input_shape=model.input,
                 resize=order.resize,
@@ -92,7 +96,7 @@ class Trainer:
         number = order.number
         job: Job | None = order.train or order.evaluate
         assert job is not None
-        assert self._federation is not None
+        assert self._order is not None
         if isinstance(self._data, DataError):
             return pipe.Failed(number=number, reason=str(self._data))
         if self._device == "auto":
@@ -101,7 +105,7 @@ class Trainer:
             result = perform(
                 job,
                 order.blobs,
-                self._federation,
+                self._order.federation,
                 self._data.train,
                 self._data.holdout,
                 self._device,

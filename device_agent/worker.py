@@ -9,6 +9,7 @@ starts a new one.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -34,6 +35,8 @@ from fedbac_edge.protocol.engine import (
     Trained,
     TrainJob,
 )
+
+log = logging.getLogger(__name__)
 
 IDLE_S = 120.0
 CANCEL_S = 0.8
@@ -69,7 +72,7 @@ class TrainingWorker:
 
     def __init__(self, source: DataSource, federation: Federation, idle_s: float = IDLE_S) -> None:
         self._order = pipe.Open(
-            path=source.path,
+            path=os.fsencode(source.path),
             resize=source.resize,
             strict=source.strict,
             device=source.device,
@@ -82,6 +85,8 @@ class TrainingWorker:
         self._running: _Task | None = None
         self._number = 0
         self._dropped = 0  # jobs up to this number are nobody's any more
+        self._read_again = False
+        self._listener: Callable[[pipe.Opened | pipe.NotOpened], None] = lambda found: None
         self._openings: deque[queue.SimpleQueue[pipe.Opened | pipe.NotOpened | str]] = deque()
         self._process: TrainerProcess | None = None
         self._closing = self._ended = False
@@ -96,14 +101,24 @@ class TrainingWorker:
 
     # --- any thread ---
 
-    def open(self, stop: Callable[[], bool] = lambda: False) -> pipe.Opened | None:
+    def on_read(self, listener: Callable[[pipe.Opened | pipe.NotOpened], None]) -> None:
+        """From now on `listener` is told of every reading, before the answer to any job that follows it.
+
+        A training process that was away reads again, and the data may be others by then.
+        """
+        with self._lock:
+            self._listener = listener
+
+    def open(self, stop: Callable[[], bool] = lambda: False, *, again: bool = False) -> pipe.Opened | None:
         """Read the data and describe them; None when `stop()` became true meanwhile.
 
-        Raises DataError when they do not fit, WorkerError when the process or our thread died over them.
+        `again`: even if they were read before, as soon as no job runs. Raises DataError when they do not fit,
+        WorkerError when the process or our thread died over them.
         """
         answer: queue.SimpleQueue[pipe.Opened | pipe.NotOpened | str] = queue.SimpleQueue()
         with self._lock:
             self._openings.append(answer)
+            self._read_again |= again
         self._wake()
         while not stop():
             try:
@@ -163,8 +178,12 @@ class TrainingWorker:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._feed()
-                self._listen()
+                try:
+                    self._feed()
+                    self._listen()
+                except Exception as error:  # whatever it is, nobody may wait for an answer for ever
+                    log.exception("the training process could not be used")
+                    self._lost(f"the training process could not be used ({type(error).__name__}: {error})")
         finally:
             self._end_process()
             with self._lock:
@@ -180,12 +199,17 @@ class TrainingWorker:
             if running is None:
                 self._running, self._waiting = task, None
             wanted = bool(self._openings) or self._running is not None
+            again = self._read_again and running is None
+            self._read_again = self._read_again and not again
         try:
             if running is not None:
                 if running.number <= self._dropped:
                     self._drop(running, now)
             elif self._process is None and wanted:
                 self._begin_process()
+            elif again and self._process is not None:
+                self._opened = None
+                self._process.send(self._order)
             elif self._opened is not None:
                 self._answer_openings(self._opened)
             if running is None and task is not None and self._process is not None:
@@ -233,6 +257,9 @@ class TrainingWorker:
         match answer:
             case pipe.Opened() | pipe.NotOpened():
                 self._opened = answer
+                with self._lock:
+                    listener = self._listener
+                listener(answer)
                 self._answer_openings(answer)
             case pipe.Done(number=number, trained=trained, evaluated=evaluated):
                 event: Trained | Evaluated | None = trained or evaluated

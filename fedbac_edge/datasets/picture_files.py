@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedbac_edge.datasets.picture import SUFFIXES
+from fedbac_edge.datasets.shown import shown
 
 SYSTEM_NAMES = frozenset(
     {"@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "system volume information"}
@@ -66,7 +67,7 @@ class PassedOver:
     def sentence(self) -> str:
         """ "5 passed over: 3 hidden or made by a system (@eaDir), 2 damaged (b.jpg)"; "" for none."""
         listed = ", ".join(
-            f"{count:,} {reason} ({first.name})" for reason, (count, first) in self.reasons.items()
+            f"{count:,} {reason} ({shown(first.name)})" for reason, (count, first) in self.reasons.items()
         )
         return f"{self.count:,} passed over: {listed}" if listed else ""
 

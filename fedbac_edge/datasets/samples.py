@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge.datasets.picture_files import PassedOver
+from fedbac_edge.datasets.shown import shown
 
 UNLABELLED = -1
 """The label of a sample that nobody has labelled."""
@@ -19,8 +20,8 @@ class DataError(ValueError):
 
     def __init__(self, where: str | PathLike[str], what: str, remedy: str) -> None:
         # All three go to ValueError, so that the error survives the way back from a worker process.
-        super().__init__(str(where), what, remedy)
-        self.where, self.what, self.remedy = str(where), what, remedy
+        self.where, self.what, self.remedy = shown(str(where)), shown(what), shown(remedy)
+        super().__init__(self.where, self.what, self.remedy)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}. {self.remedy}"

@@ -22,6 +22,7 @@ from fedbac_edge.protocol import feedback, gate, restoration
 from fedbac_edge.protocol.engine import (
     Action,
     Channel,
+    DataRead,
     Evaluated,
     EvaluateJob,
     Event,
@@ -109,6 +110,7 @@ class Device:
         self.gateway, self.name, self.federation = gateway, name, federation
         self.profile, self.blobs, self.state = profile, blobs, state
         self.method = method(federation)
+        self._bound, self._said = profile, profile
 
     # --- what the runner asks ---
 
@@ -133,14 +135,17 @@ class Device:
 
     def status(self, state: str) -> Send:
         """The birth message, and with "offline" the will."""
+        said = self._announced()
+        if state == "online":
+            self._said = said
         message = DeviceStatus(
             state=state,
             session=self.state.session,
-            samples=self.profile.samples,
-            labelled=self.profile.labelled,
-            holdout=self.profile.holdout,
+            samples=said.samples,
+            labelled=said.labelled,
+            holdout=said.holdout,
             software=__version__,
-            hardware=self.profile.hardware,
+            hardware=said.hardware,
         )
         return Send(self._channel("status"), message, retain=True)
 
@@ -150,6 +155,10 @@ class Device:
         """One event in, actions out; see the picture on top."""
         if isinstance(event, TimerFired):
             self.state.timers = {k: when for k, when in self.state.timers.items() if k != event.name}
+        actions = self._read(event) if isinstance(event, DataRead) else self._handle(event, now)
+        return actions if self._announced() == self._said else [self.status("online"), *actions]
+
+    def _handle(self, event: Event, now: float) -> list[Action]:
         match event:
             case Started():
                 self.state.session += 1
@@ -181,6 +190,28 @@ class Device:
             case TimerFired(name="deadline") if self.state.phase in ("fetching", "working"):
                 return self._give_up("the deadline passed")
         return []
+
+    def _read(self, found: DataRead) -> list[Action]:
+        """The data are others now; a task that is under way may have been answered from those before."""
+        before = self.profile
+        self.profile = msgspec.structs.replace(
+            before, samples=found.samples, labelled=found.labelled, holdout=found.holdout
+        )
+        if self.profile == before:
+            return []
+        self._bound = _most(self._bound, self.profile) if self._answering() else self.profile
+        counts = {"samples": found.samples, "labelled": found.labelled, "holdout": found.holdout}
+        return [Log("data", self.name, 0, counts)]
+
+    def _answering(self) -> bool:
+        return self.state.phase in ("working", "answered")
+
+    def _announced(self) -> Profile:
+        """What the status says. An update must never hold more of a kind than that, so until one that is on
+        its way has its receipt, data that were taken away still count."""
+        if not self._answering():
+            self._bound = self.profile
+        return _most(self._bound, self.profile)
 
     def _follow(self, federation: Federation) -> list[Action]:
         """The same federation by other settings; what its cloud would not change is not believed."""
@@ -375,6 +406,15 @@ class Device:
 
     def _channel(self, leaf: Leaf) -> Channel:
         return Channel(leaf, self.gateway, self.name)
+
+
+def _most(one: Profile, other: Profile) -> Profile:
+    """The larger count of each kind."""
+    labelled = max(one.labelled, other.labelled)
+    unlabelled = max(one.samples - one.labelled, other.samples - other.labelled)
+    return msgspec.structs.replace(
+        other, samples=labelled + unlabelled, labelled=labelled, holdout=max(one.holdout, other.holdout)
+    )
 
 
 def _order(task: TrainTask | EvaluateTask) -> tuple[int, int]:

@@ -149,6 +149,15 @@ class ModelFailed:
 
 
 @dataclass(frozen=True)
+class DataRead:
+    """A device's data were read (again): samples to train on, labels among them, samples held out."""
+
+    samples: int
+    labelled: int
+    holdout: int
+
+
+@dataclass(frozen=True)
 class JobFailed:
     """The job `job` could not be done; `reason` is a sentence."""
 
@@ -170,6 +179,7 @@ Event = (
     | Built
     | Tried
     | ModelFailed
+    | DataRead
     | JobFailed
 )
 

@@ -173,7 +173,7 @@ def test_goes_with_its_agent(
     data: Path, federation: Federation, blobs: dict[str, bytes], tmp_path: Path, is_gone: Callable[..., bool]
 ) -> None:
     """kill -9 of the agent: its training process stops in the middle of an epoch, whatever is left to do."""
-    opening = pipe.Open(path=str(data), resize=False, device="cpu", federation=federation)
+    opening = pipe.Open(path=os.fsencode(data), resize=False, device="cpu", federation=federation)
     orders = [
         pipe.Do(number=n, blobs=blobs, train=training(blobs, n, epochs)) for n, epochs in ((1, 1), (2, 10**6))
     ]
@@ -223,5 +223,59 @@ def test_settings_travel_whole(federation: Federation) -> None:
     job = EvaluateJob("evaluate-3", {7: {"global": "a" * 64}})
     order = pipe.Do(number=3, blobs={"a" * 64: b"\0\1"}, evaluate=job)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=pipe.Open | pipe.Do) == order
-    opening = pipe.Open(path="x", resize=True, device="cpu", federation=federation)
+    opening = pipe.Open(path=b"x", resize=True, device="cpu", federation=federation)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(opening), type=pipe.Open | pipe.Do) == opening
+
+
+def test_a_new_process_says_what_it_read_before_it_answers(
+    make_worker: MakeWorker, blobs: dict[str, bytes], data: Path, tmp_path: Path
+) -> None:
+    """The data have grown while no process was there: the counts must be known before the update is."""
+    arrays = dict(np.load(data))
+    few, all_of_them = {name: array[:200] for name, array in arrays.items()}, arrays
+    np.savez(tmp_path / "data.npz", **few)
+    worker, results = make_worker(tmp_path / "data.npz"), queue.SimpleQueue[object]()
+    opened = worker.open()
+    assert opened is not None
+    worker.on_read(results.put)
+    np.savez(tmp_path / "data.npz", **all_of_them)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    while worker.pid is not None:
+        time.sleep(0.01)
+    worker.start(training(blobs, 1), blobs, results.put)
+    found, trained = results.get(timeout=60), results.get(timeout=60)
+    assert isinstance(found, pipe.Opened)
+    assert found.samples > opened.samples
+    assert isinstance(trained, Trained)
+    assert trained.data == found.samples
+    again = worker.open(again=True)
+    assert again is not None
+    assert again.samples == found.samples
+    assert results.get(timeout=10) == found
+
+
+def test_what_was_wrong_with_the_data_is_forgotten_once_it_is_mended(
+    make_worker: MakeWorker, blobs: dict[str, bytes], data: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "data.npz"
+    place.write_bytes(data.read_bytes()[:-200])
+    worker, results = make_worker(place), queue.SimpleQueue[Event]()
+    with pytest.raises(DataError):
+        worker.open()
+    first = worker.pid
+    worker.start(training(blobs, 1), blobs, results.put)
+    assert isinstance(results.get(timeout=60), JobFailed)
+    place.write_bytes(data.read_bytes())
+    worker.start(training(blobs, 2), blobs, results.put)
+    assert isinstance(results.get(timeout=60), Trained)
+    assert worker.pid == first, "the same process, still warm"
+
+
+def test_a_path_that_is_no_text(make_worker: MakeWorker, data: Path, tmp_path: Path) -> None:
+    """Its name could not be sent to the training process, and `join` waited for ever."""
+    place = tmp_path / os.fsdecode(b"caf\xe9.npz")
+    place.write_bytes(data.read_bytes())
+    assert make_worker(place).open() is not None
+    with pytest.raises(DataError, match=r"gone\\xe9: there is no such file"):
+        make_worker(tmp_path / os.fsdecode(b"gone\xe9")).open()

@@ -11,6 +11,7 @@ from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.parts import pack
 from fedbac_edge.protocol.device import ANSWER, Device, DeviceState, Profile
 from fedbac_edge.protocol.engine import (
+    DataRead,
     Evaluated,
     Fetched,
     Hello,
@@ -281,3 +282,38 @@ def test_a_new_federation_under_the_old_name_resets(agent: Agent) -> None:
     assert agent.bench.machine.kept() == set()
     agent.train()
     assert agent.bench.logged("foreign task")
+
+
+def statuses(actions: Any) -> list[tuple[int, int, int]]:
+    messages = [action.message for action in actions if isinstance(action, Send)]
+    return [(m.samples, m.labelled, m.holdout) for m in messages if isinstance(m, DeviceStatus)]
+
+
+def test_new_data_are_said_at_once_between_rounds(agent: Agent) -> None:
+    assert statuses(agent.bench.do(DataRead(100, 100, 10))) == [], "nothing new"
+    assert statuses(agent.bench.do(DataRead(130, 125, 13))) == [(130, 125, 13)]
+    assert statuses(agent.bench.do(DataRead(80, 80, 8))) == [(80, 80, 8)]
+    assert statuses(agent.bench.do(DataRead(0, 0, 0))) == [(0, 0, 0)]
+    agent.train()
+    assert agent.replies() == [(False, "no data")]
+
+
+def test_data_that_grow_during_a_task_are_said_before_its_answer(agent: Agent) -> None:
+    agent.train()
+    agent.fetched_job()
+    assert statuses(agent.bench.do(DataRead(130, 130, 13))) == [(130, 130, 13)]
+    assert statuses(agent.trained()) == []
+    assert statuses(agent.receipt()) == []
+
+
+@pytest.mark.parametrize("after", ["working", "answered"])
+def test_data_that_shrink_count_until_the_answer_from_them_has_its_receipt(agent: Agent, after: str) -> None:
+    """Else the gateway would refuse an update for samples that the device had when it trained."""
+    agent.train()
+    agent.fetched_job()
+    if after == "answered":
+        agent.trained()
+    assert statuses(agent.bench.do(DataRead(60, 50, 5))) == [(110, 100, 10)], "the larger of each kind"
+    if after == "working":
+        assert statuses(agent.trained()) == []
+    assert statuses(agent.receipt()) == [(60, 50, 5)]
