@@ -55,6 +55,8 @@ class LinkSettings:
     receive_maximum: int = 8
     maximum_packet: int = 1024 * 1024
     connect_timeout: float = 10.0
+    ping_every: float | None = None
+    """Seconds between pings where something on the way wants them more often than the broker."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class Link:
         self._settings = settings
         self._waker = waker
         self._keep_alive = float(settings.keep_alive)
+        self.quiet = 0.0
+        """Once the connection has ended: for how many seconds before that no byte had moved."""
         self._last_ping = self._last_progress = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._closed = False
@@ -309,6 +313,7 @@ class Link:
             readable = readable or bool(mask & selectors.EVENT_READ)
             writable = writable or bool(mask & selectors.EVENT_WRITE)
         unacknowledged = _unacknowledged(sock)
+        before = self._last_progress
         if readable or (writable if unacknowledged is None else unacknowledged < self._unacknowledged):
             self._last_progress = time.monotonic()
         if readable:
@@ -318,6 +323,8 @@ class Link:
         if self.is_open:
             self._unacknowledged = _unacknowledged(sock) or 0
             self._keep()
+        if not self.is_open:  # that it ended could be read, too, but is no byte of it
+            self.quiet = time.monotonic() - before
 
     def goodbye(self, timeout: float) -> None:
         """Send what is queued and DISCONNECT (the broker drops the will), wait for the broker to close."""
@@ -348,10 +355,13 @@ class Link:
         return cast("socket.socket | None", self._client.socket())
 
     def _until_ping(self) -> float:
-        return self._last_ping + self._keep_alive / 2 - time.monotonic()
+        wait = self._keep_alive / 2
+        if self._settings.ping_every is not None:
+            wait = min(wait, self._settings.ping_every)
+        return self._last_ping + wait - time.monotonic()
 
     def _keep(self) -> None:
-        """Ping twice per keep-alive; give up after one and a half without a byte, as brokers do."""
+        """Ping twice per keep-alive or more; give up after one and a half without a byte, as brokers do."""
         now = time.monotonic()
         if now - self._last_progress > 1.5 * self._keep_alive:
             self.facts.append(Complaint(f"no byte moved for {1.5 * self._keep_alive:.0f} s"))

@@ -9,6 +9,7 @@ The waits between attempts are drawn with full jitter: after a power cut a fleet
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 import threading
@@ -30,6 +31,11 @@ WINDOW_BYTES = 256 * 1024
 # Mosquitto before 2.1 and rumqttd do not say 0x8E: they close the older connection without a word. So many
 # connections in a row, each accepted at the first try and closed by the broker before long, mean the same.
 SILENT_TAKEOVERS = 5
+# So many connections in a row that ended after an equally long silence were cut for being idle: by a load
+# balancer, a firewall or an address translation on the way. A namesake throws out at any moment.
+IDLE_CUTS = 3
+IDLE_LEAST_S = 1.0
+PING_LEAST_S = 0.5
 # Some brokers close the connection over a packet that is too large, without a word. So many connections in a
 # row that ended while a packet was on its way that is larger than any this broker ever took, mean that.
 SILENT_REFUSALS = 4
@@ -116,6 +122,7 @@ class MqttBus:
         self._fresh: set[str] = set()  # filters subscribed on the present connection
         self._largest: int | None = None  # the broker's packet limit
         self._silent_takeovers = 0
+        self._silences: list[float] = []  # before the ends of the latest connections, in seconds
         self._silent_refusals = 0
         self._proven = SURE_PACKET  # the largest packet that the broker ever took
         self._told = ""  # the last reason that was reported
@@ -241,7 +248,7 @@ class MqttBus:
                         case Answered() as answered:
                             self._answered(answered)
                 if not link.is_open:
-                    return (accepted, *self._lost(complaint, accepted, time.monotonic() - began))
+                    return (accepted, *self._lost(complaint, accepted, time.monotonic() - began, link.quiet))
                 if accepted:
                     self._pump(link)
                 elif time.monotonic() > answer_by:
@@ -372,7 +379,7 @@ class MqttBus:
                 reasons.TOO_LARGE,
             )
 
-    def _lost(self, complaint: str, accepted: bool, lived: float) -> tuple[str, bool]:
+    def _lost(self, complaint: str, accepted: bool, lived: float, quiet: float) -> tuple[str, bool]:
         """Sentence for a connection that ended without a reason code, and whether to stay away."""
         broker = str(self._settings.url)
         if accepted:
@@ -382,6 +389,9 @@ class MqttBus:
             if self._silent_refusals >= SILENT_REFUSALS:
                 self._silent_refusals = self._silent_takeovers = 0
                 self._give_back_large(f"{broker} closed {SILENT_REFUSALS} connections over it")
+        if accepted and (idle := self._cut_for_idleness(quiet)):
+            self._silent_takeovers = 0
+            return idle, False
         if complaint:
             self._silent_takeovers = 0
             return reasons.of_text(complaint, broker, self._certified)
@@ -396,6 +406,27 @@ class MqttBus:
             f"{broker} closed {SILENT_TAKEOVERS} connections in a row: most likely another process is "
             f"connected as {self._settings.client_id}: {reasons.ONE_OF_TWO}",
             True,
+        )
+
+    def _cut_for_idleness(self, quiet: float) -> str:
+        """The sentence for a link that was cut since nothing moved on it; empty: that is not why it ended.
+
+        Pings go out more often from then on.
+        """
+        if quiet < IDLE_LEAST_S:
+            self._silences.clear()
+            return ""
+        self._silences = [*self._silences, quiet][-IDLE_CUTS:]
+        longest = max(self._silences)
+        if len(self._silences) < IDLE_CUTS or longest - min(self._silences) > max(0.3, 0.1 * longest):
+            return ""
+        self._silences.clear()
+        now = self._settings.ping_every or self._settings.keep_alive / 2
+        ping = max(PING_LEAST_S, min(longest / 3, now / 2))
+        self._settings = dataclasses.replace(self._settings, ping_every=ping)
+        return (
+            f"{self._settings.url}, or something on the way to it, cuts links on which nothing moves for "
+            f"{longest:.0f} s; a ping goes out every {ping:.1f} s from now on"
         )
 
     def _is_done(self) -> bool:

@@ -150,7 +150,8 @@ class Proxy:
     """A TCP proxy in front of a broker.
 
     `rate` limits each direction (bytes per second), `delay` holds each piece back (seconds), `cut` resets all
-    connections, `stalled` swallows everything while the connections stay open.
+    connections, `stalled` swallows everything while the connections stay open, `idle` is the silence in
+    seconds after which a connection is reset, as a load balancer does.
     """
 
     target: int
@@ -159,6 +160,7 @@ class Proxy:
     port: int = 0
     accepted: int = 0
     stalled: bool = False
+    idle: float | None = None
     _listener: socket.socket | None = None
     _open: list[socket.socket] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -227,15 +229,23 @@ class Proxy:
             far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
             self.accepted += 1
             self._open += [near, far]
-            self._run(self._pump, near, far)
-            self._run(self._pump, far, near)
+            latest = [time.monotonic()]
+            self._run(self._pump, near, far, latest)
+            self._run(self._pump, far, near, latest)
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, latest: list[float]) -> None:
         while not self._ended.is_set():
             try:
                 data = source.recv(2048)
+                latest[0] = time.monotonic()
             except TimeoutError:
-                continue
+                if self.idle is None or time.monotonic() - latest[0] < self.idle:
+                    continue
+                for sock in (source, sink):
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
+                    sock.close()
+                return
             except OSError:
                 return
             if self.delay:

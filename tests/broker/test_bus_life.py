@@ -222,3 +222,17 @@ def test_forty_agents_come_back(mosquitto: Any) -> None:
     finally:
         for agent in agents:
             agent.close(0.2)
+
+
+def test_a_link_that_is_cut_for_being_idle(mosquitto: Any, client: Any, proxy: Any) -> None:
+    """A load balancer's cut is no namesake: it is named, pings go out more often, and life goes on."""
+    link = proxy(mosquitto, idle=1.5)
+    device = client(link.url, "device", back_off=0.02, back_off_cap=10.0)
+    told = device.inbox.wait(Disconnected, 3, timeout=60.0)
+    assert "cuts links on which nothing moves for" in told[2].reason
+    assert not any(event.final for event in told)
+    device.inbox.wait(Connected, 4, timeout=30.0)
+    time.sleep(6.0)
+    assert len(device.inbox.of(Disconnected)) == 3, "it is cut no more"
+    device.bus.publish("a", b"1", token=1)
+    device.inbox.wait(Published, token=1)
