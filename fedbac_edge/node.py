@@ -29,6 +29,7 @@ from fedbac_edge.protocol.engine import (
     Hello,
     Keep,
     Leaf,
+    Leaving,
     Log,
     Machine,
     Offer,
@@ -224,6 +225,12 @@ class Node:
         self._hello = now + HELLO_S
         with self.store.transaction():
             self._run(Hello(repeated), now)
+
+    def leaving(self, monotonic: float) -> list[Effect]:
+        """The process ends in good order; what it has to say is to be sent before the will."""
+        with self.store.transaction():
+            self._run(Leaving(), self._now(monotonic))
+        return self._drain()
 
     # --- jobs ---
 

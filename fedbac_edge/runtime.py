@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import queue
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -262,6 +263,8 @@ class Runtime:
 
     def _say_goodbye(self) -> None:
         if self.link == "connected":
+            with contextlib.suppress(sqlite3.Error):  # the disk may be why it leaves
+                self._carry_out(self._node.leaving(time.monotonic()))
             will = self._node.will()
             self._bus.publish(will.topic, will.payload, retain=True)
         self._bus.close()

@@ -213,6 +213,8 @@ def sentence(line: LedgerLine) -> str:
                 f"round {line.round}: closed with {detail['answered']} of {detail['asked']} answers, "
                 f"{len(detail['refused'])} refused, {outcome}"
             )
+        case "gone":
+            return f"round {line.round}: {line.subject} has vanished and is not waited for"
         case "scored":
             return f"round {line.round}: {detail['answered']} devices scored the clusters"
         case "unlisted":

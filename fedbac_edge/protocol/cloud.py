@@ -70,6 +70,8 @@ from fedbac_edge.protocol.messages import (
 )
 
 RECLAIM_S = 10.0
+GRACE_S = 60.0
+"""So long a gateway that vanished in an open fleet is waited for."""
 REPEAT_S = 5.0
 """What is retained goes out again at most so often, however many ask for it."""
 
@@ -164,6 +166,8 @@ class Cloud:
                 return self._gathered(now)
             case TimerFired(name=collecting.DEADLINE):
                 return self._close(now)
+            case TimerFired(name=name) if name.startswith(collecting.GONE):
+                return self._give_up(name.removeprefix(collecting.GONE), now)
             case Received(message=Order() as order):
                 return releasing.ordered(self.state, self.federation, order, self.signer)
             case Built() if self.signer is not None:
@@ -216,6 +220,9 @@ class Cloud:
 
     def _presence(self, gateway: str, status: GatewayStatus, now: float) -> list[Action]:
         restarted, became_ready = sites.hear(self.state, gateway, status)
+        if self.federation.eligibility == "online":
+            online = sites.site(self.state, gateway).online
+            self.state.collecting = collecting.seen(self.state.collecting, gateway, online, now + GRACE_S)
         again: list[Action] = (
             [Resend(task_key(gateway))] if restarted and gateway in self.state.collecting.waiting else []
         )
@@ -427,6 +434,11 @@ class Cloud:
             return answer
         self._collect(collecting.refuse(state.collecting, gateway, reason), now)
         return [*answer, Settle(task_key(gateway))]
+
+    def _give_up(self, gateway: str, now: float) -> list[Action]:
+        """A gateway that vanished has not come back: its report still counts if it comes before the close."""
+        self._collect(collecting.decline(self.state.collecting, gateway), now)
+        return [Settle(task_key(gateway)), Log("gone", gateway, self.state.round)]
 
     def _close(self, now: float) -> list[Action]:
         """The phase ends here, by the last report or by the deadline."""

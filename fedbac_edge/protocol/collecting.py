@@ -19,6 +19,8 @@ Key = tuple[str, int]
 """(federation's instance, round): what is counted once per kind and name, whatever the link repeats."""
 DEADLINE = "deadline"
 """The timer that ends the collecting."""
+GONE = "gone "
+"""The timers after which one that has vanished is waited for no longer: this, and its name."""
 
 
 class Collecting(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,8 @@ class Collecting(msgspec.Struct, frozen=True, kw_only=True):
     """Of `asked`, whose answer does not count -> why."""
     deadline: float | None = None
     """When it ends, in the machine's time; None: nothing is being collected."""
+    gone: dict[str, float] = {}
+    """Of `waiting`, those that have vanished -> when they are waited for no longer."""
 
 
 def begin(before: Collecting, deadline: float, asked: tuple[str, ...] = ()) -> Collecting:
@@ -71,7 +75,18 @@ def decline(now: Collecting, name: str) -> Collecting:
 
 
 def _without(now: Collecting, name: str) -> Collecting:
-    return replace(now, waiting=tuple(other for other in now.waiting if other != name))
+    return replace(
+        now,
+        waiting=tuple(other for other in now.waiting if other != name),
+        gone={other: until for other, until in now.gone.items() if other != name},
+    )
+
+
+def seen(now: Collecting, name: str, online: bool, until: float) -> Collecting:
+    """What is heard of `name`: back in time, or vanished; then it is waited for until `until` at most."""
+    if online or name not in now.waiting:
+        return replace(now, gone={other: end for other, end in now.gone.items() if other != name})
+    return now if name in now.gone else replace(now, gone={**now.gone, name: until})
 
 
 def close_when_done(collected: Collecting, now: float) -> Collecting:
@@ -86,12 +101,13 @@ def fired(now: Collecting) -> Collecting:
 
 def end(now: Collecting) -> Collecting:
     """Whoever has not answered is waited for no longer."""
-    return replace(now, waiting=(), deadline=None)
+    return replace(now, waiting=(), deadline=None, gone={})
 
 
 def timers(now: Collecting) -> dict[str, float]:
-    """The deadline, while there is one."""
-    return {} if now.deadline is None else {DEADLINE: now.deadline}
+    """The deadline, while there is one, and when each that has vanished is given up."""
+    given_up = {GONE + name: until for name, until in now.gone.items()}
+    return given_up if now.deadline is None else {**given_up, DEADLINE: now.deadline}
 
 
 def task_key(name: str) -> str:

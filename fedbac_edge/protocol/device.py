@@ -31,6 +31,7 @@ from fedbac_edge.protocol.engine import (
     Job,
     JobFailed,
     Leaf,
+    Leaving,
     Log,
     Received,
     Refresh,
@@ -165,6 +166,9 @@ class Device:
                 return [*self._work()] if self.state.phase == "working" else []
             case Hello():
                 return [self.status("online")]
+            case Leaving() if not self.between_rounds and self.federation.eligibility == "online":
+                # With a roster the task stays open: whoever comes back in time gives the same bits.
+                return [self._reply(False, "the device has left")]
             case Received(message=TrainTask() | EvaluateTask() as task):
                 return self._take(task, now)
             case Received(message=Spec(instance=instance)) if instance != self.state.instance:

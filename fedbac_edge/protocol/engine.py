@@ -44,6 +44,11 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """The process ends in good order: tell who waits for it. It may come back, with the state as it is."""
+
+
+@dataclass(frozen=True)
 class Received:
     """A message arrived on `channel`; `size` is its payload in bytes."""
 
@@ -168,6 +173,7 @@ class JobFailed:
 Event = (
     Started
     | Hello
+    | Leaving
     | Received
     | Overwritten
     | Fetched

@@ -75,6 +75,8 @@ from fedbac_edge.protocol.messages import (
 )
 
 REPORT = "report"
+GRACE_S = 30.0
+"""So long a device that vanished in an open fleet is waited for: its link or its process may come back."""
 
 
 class Gateway:
@@ -140,7 +142,7 @@ class Gateway:
             case Received(message=Spec() as spec):
                 return self._specify(spec)
             case Received(message=DeviceStatus() as status):
-                return self._presence(event.channel.device, status)
+                return self._presence(event.channel.device, status, now)
             case Received(message=GatewayTask() | GatewayEvaluation() as task):
                 return self._take(task, now)
             case Received(message=TaskReply() as reply):
@@ -168,6 +170,8 @@ class Gateway:
                 return self._job_failed(event.reason, now)
             case TimerFired(name=collecting.DEADLINE):
                 return self._close(now)
+            case TimerFired(name=name) if name.startswith(collecting.GONE):
+                return self._give_up(name.removeprefix(collecting.GONE), now)
         return []
 
     # --- members ---
@@ -217,8 +221,11 @@ class Gateway:
             Log("unlisted", name, 0) for name in here if not roster.is_listed(self.name, self.state, name)
         ]
 
-    def _presence(self, device: str, status: DeviceStatus) -> list[Action]:
+    def _presence(self, device: str, status: DeviceStatus, now: float) -> list[Action]:
         restarted = roster.hear(self.state, device, status)
+        if self.state.federation is not None and self.state.federation.eligibility == "online":
+            online = roster.member(self.state, device).online
+            self.state.collecting = collecting.seen(self.state.collecting, device, online, now + GRACE_S)
         again: list[Action] = (
             [Resend(task_key(device))] if restarted and device in self.state.collecting.waiting else []
         )
@@ -303,6 +310,12 @@ class Gateway:
             return settled
         self._collect(collecting.decline(self.state.collecting, device), now)
         return [*settled, Log("declined", device, reply.round, {"why": reply.reason})]
+
+    def _give_up(self, device: str, now: float) -> list[Action]:
+        """A device that vanished has not come back: its answer still counts if it comes before the close."""
+        task = self.state.task
+        self._collect(collecting.decline(self.state.collecting, device), now)
+        return [Settle(task_key(device)), Log("gone", device, 0 if task is None else task.round)]
 
     def _awaits(self, device: str, kind: str, round: int) -> bool:
         """True while an answer of this kind is waited for from `device`."""

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from broker.mosquitto import MosquittoBroker
-from fedbac_edge.store import Store
+from fedbac_edge.store import LedgerLine, Store, StoreError
 
 FEDERATION = """
 name = "leaving"
@@ -68,8 +68,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait()
 
 
-def start_all(start: Start, folder: Path, url: str) -> dict[str, subprocess.Popen[bytes]]:
-    (folder / "federation.toml").write_text(FEDERATION)
+def start_all(
+    start: Start, folder: Path, url: str, training: str = "epochs = 1"
+) -> dict[str, subprocess.Popen[bytes]]:
+    (folder / "federation.toml").write_text(FEDERATION.replace("epochs = 1", training))
     images = np.random.default_rng(1).integers(0, 256, (60, 16, 16), dtype=np.uint8)
     np.savez(folder / "data.npz", x=images, y=np.arange(60) % 2)
     common = ["--broker", url, "--state", str(folder / "state")]
@@ -171,3 +173,37 @@ def test_with_a_broker_that_has_stopped_answering(start: Start, tmp_path: Path) 
                 assert leave(process) < LEAVE_S, name
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_a_device_that_leaves_in_its_training_costs_the_others_nothing(start: Start, tmp_path: Path) -> None:
+    """The other one is long done; without a word from the leaving one the round lasted to its deadline."""
+    port = free_port()
+    with MosquittoBroker("127.0.0.1", port, tmp_path / "mosquitto"):
+        slow = np.random.default_rng(2).integers(0, 256, (40_000, 16, 16), dtype=np.uint8)
+        np.savez(tmp_path / "slow.npz", x=slow, y=np.arange(40_000) % 2)
+        url = f"mqtt://127.0.0.1:{port}"
+        processes = start_all(start, tmp_path, url, "epochs = 50\n[selection]\nparticipation = 1.0")
+        arguments = ["device_agent", "join", "--edge", "gw1", "--name", "d2", "--broker", url]
+        data = ["--data", str(tmp_path / "slow.npz"), "--state", str(tmp_path / "d2")]
+        leaving = start("d2", *arguments, *data)
+        store = tmp_path / "state" / "gateway-gw1.sqlite"
+
+        def lines(kind: str) -> list[LedgerLine]:
+            with contextlib.suppress(StoreError), contextlib.closing(Store(store, read_only=True)) as opened:
+                return opened.ledger(kind)
+            return []  # it is being made
+
+        def both() -> set[int]:
+            asked = {line.round for line in lines("selected") if set(line.detail["asked"]) == {"d1", "d2"}}
+            return asked & {line.round for line in lines("accepted") if line.subject == "d1"}
+
+        wait_for(lambda: bool(both()), "a round in which d1 has answered and d2 trains", tmp_path)
+        (round, *_) = both()
+        leaving.send_signal(signal.SIGINT)
+        leaving.wait(30)
+        wait_for(lambda: any(line.round == round for line in lines("closed")), "the close", tmp_path)
+        assert [(line.subject, line.detail["why"]) for line in lines("declined") if line.round == round] == [
+            ("d2", "the device has left")
+        ]
+        assert not lines("silent")
+        assert all(process.poll() is None for process in processes.values())

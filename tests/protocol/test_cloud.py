@@ -397,3 +397,20 @@ def test_a_round_in_which_all_sites_take_long_steps_is_not_void(centre: Centre) 
     closed = centre.bench.run_timers()
     (line,) = centre.bench.logged("aggregated", closed)
     assert line.detail["void"] is False
+
+
+def test_a_gateway_that_vanished_in_an_open_fleet_costs_the_grace_and_not_the_deadline(
+    make: Callable[..., Centre],
+) -> None:
+    centre = make(top='eligibility = "online"')
+    centre.begin()
+    centre.update("gw1", 1.0, 1.0)
+    centre.bench.now = 1.0
+    centre.status("gw2", "offline")
+    due = centre.bench.machine.timers()
+    assert due["gone gw2"] == 61.0 < due["deadline"]
+    centre.bench.now = 61.0
+    fired = centre.bench.run_timers() + centre.bench.run_timers()
+    assert centre.bench.logged("gone", fired)
+    (line,) = centre.bench.logged("aggregated", fired)
+    assert line.detail["void"] is False

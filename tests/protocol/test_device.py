@@ -16,6 +16,7 @@ from fedbac_edge.protocol.engine import (
     Fetched,
     Hello,
     JobFailed,
+    Leaving,
     Send,
     Settle,
     Started,
@@ -317,3 +318,21 @@ def test_data_that_shrink_count_until_the_answer_from_them_has_its_receipt(agent
     if after == "working":
         assert statuses(agent.trained()) == []
     assert statuses(agent.receipt()) == [(60, 50, 5)]
+
+
+@pytest.mark.parametrize("phase", ["idle", "fetching", "working", "answered"])
+def test_a_device_that_leaves_in_its_work_gives_the_task_back(
+    agent: Agent, federation_of: Any, phase: Any
+) -> None:
+    agent.bench.machine.federation = federation_of(top='eligibility = "online"')
+    agent.train()
+    agent.state.phase = phase
+    replies = agent.bench.said(TaskReply, agent.bench.do(Leaving()))
+    given_back = [TaskReply(kind="train", round=1, accepted=False, reason="the device has left")]
+    assert replies == (given_back if phase in ("fetching", "working") else [])
+    assert agent.state.phase == phase, "it may come back, and goes on"
+
+
+def test_with_a_roster_a_device_that_leaves_keeps_its_task(agent: Agent) -> None:
+    agent.train()
+    assert agent.bench.do(Leaving()) == []

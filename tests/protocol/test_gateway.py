@@ -13,7 +13,7 @@ from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.parts import digest, pack, unpack
 from fedbac_edge.protocol import gate, norm_gate
 from fedbac_edge.protocol.engine import Evaluated, Fetched, JobFailed, Keep, Resend, Send, Settle, Started
-from fedbac_edge.protocol.gateway import REPORT, Gateway
+from fedbac_edge.protocol.gateway import GRACE_S, REPORT, Gateway
 from fedbac_edge.protocol.messages import (
     DeviceScores,
     DeviceStatus,
@@ -657,3 +657,72 @@ def test_in_the_paper_a_step_of_eleven_times_the_usual_counts(make: Callable[...
     assert site.answer() == (True, "")
     site.bench.run_timers()
     assert site.bench.said(GatewayUpdate)[0].answered == 2
+
+
+# --- devices that vanish in an open fleet -----------------------------------------------------------
+
+OPEN = 'eligibility = "online"'
+
+
+def test_a_device_that_has_left_is_not_waited_for(make: Callable[..., Site]) -> None:
+    """It says so before its status does, and the round closes with the last answer of the others."""
+    site = make(top=OPEN)
+    site.task()
+    site.update("d1")
+    reply = TaskReply(kind="train", round=1, accepted=False, reason="the device has left")
+    site.bench.receive(reply, "reply", "gw1", "d2")
+    site.status("d2", "offline")
+    closed = site.bench.run_timers()
+    (report,) = site.bench.said(GatewayUpdate, closed)
+    assert (report.asked, report.answered, site.bench.now) == (2, 1, 0.0)
+    assert not site.bench.logged("silent", closed)
+
+
+def test_after_a_will_a_device_is_waited_for_no_longer_than_the_grace(make: Callable[..., Site]) -> None:
+    site = make(top=OPEN)
+    site.task()
+    site.update("d1")
+    site.bench.now = 5.0
+    site.status("d2", "offline")
+    site.bench.now = 9.0
+    site.status("d2", "offline")  # a will, and then a status that says it again
+    assert site.bench.machine.timers() == {"deadline": 100.0, "gone d2": 5.0 + GRACE_S}
+    site.bench.now = 5.0 + GRACE_S
+    fired = site.bench.run_timers() + site.bench.run_timers()
+    assert [line.subject for line in site.bench.logged("gone", fired)] == ["d2"]
+    assert Settle("task:d2") in fired
+    (report,) = site.bench.said(GatewayUpdate, fired)
+    assert (report.answered, report.void) == (1, "")
+
+
+def test_a_device_that_is_back_within_the_grace_is_waited_for(make: Callable[..., Site]) -> None:
+    site = make(top=OPEN)
+    site.task()
+    site.update("d1")
+    site.status("d2", "offline")
+    site.bench.now = 10.0
+    site.status("d2", "online", session=2)
+    site.status("d2", "offline", session=1)  # the will of the earlier life comes late
+    assert site.bench.machine.timers() == {"deadline": 100.0}
+    site.bench.now = 90.0
+    site.update("d2")
+    (report,) = site.bench.said(GatewayUpdate, site.bench.run_timers())
+    assert report.answered == 2
+
+
+def test_who_was_given_up_still_counts_before_the_close(make: Callable[..., Site]) -> None:
+    site = make(top=OPEN)
+    site.task()
+    site.status("d2", "offline")
+    site.bench.now = GRACE_S
+    site.bench.run_timers()
+    assert site.state.collecting.waiting == ("d1",)
+    site.update("d2")
+    assert site.answer() == (True, "")
+
+
+def test_with_a_roster_a_will_changes_nothing(site: Site) -> None:
+    """Whoever comes back before the deadline gives the bits of a life without disturbance."""
+    site.task()
+    site.status("d2", "offline")
+    assert site.bench.machine.timers() == {"deadline": 100.0}
