@@ -132,11 +132,16 @@ def processor() -> str:
 
 def model_name() -> str:
     """The processor in one line: its name on x86, maker and part on ARM, which has no names here."""
-    for wanted in (("model name",), ("cpu implementer", "cpu part"), ("uarch", "cpu")):
-        found = {line for line in _cpuinfo() if line.lower().startswith(wanted)}
+    return model_of(_cpuinfo()) or platform.processor() or platform.machine()
+
+
+def model_of(cpuinfo: Sequence[str]) -> str:
+    """The same of the lines of a /proc/cpuinfo; "" where they do not tell."""
+    for wanted in (("model name",), ("cpu implementer", "cpu part"), ("uarch",)):
+        found = {line for line in cpuinfo if line.lower().startswith(wanted)}
         if found:
             return ", ".join(" ".join(line.replace(":", " ").split()) for line in sorted(found))
-    return platform.processor() or platform.machine()
+    return ""
 
 
 def start_capped() -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fedbac_edge import vector_level
-from fedbac_edge.vector_level import VARIABLE, levels_of
+from fedbac_edge.vector_level import VARIABLE, levels_of, model_of
 
 V2 = "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
@@ -51,6 +51,25 @@ print(level(), torch.backends.cpu.get_cpu_capability(), lanes)
 )
 def test_the_levels_of_a_machine(machine: str, flags: str, found: list[str]) -> None:
     assert list(levels_of(machine, frozenset(flags.split()))) == found
+
+
+PI_4 = """processor\t: 0
+BogoMIPS\t: 108.00
+Features\t: fp asimd evtstrm crc32 cpuid
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU part\t: 0xd08
+"""
+
+
+def test_processors_have_a_name_also_on_arm() -> None:
+    """Machines of a Ray cluster are compared by it."""
+    pi_5 = PI_4.replace("0xd08", "0xd0b")
+    assert model_of(PI_4.splitlines()) == "CPU implementer 0x41, CPU part 0xd08"
+    assert model_of(pi_5.splitlines()) != model_of(PI_4.splitlines())
+    assert model_of(["model name\t: AMD EPYC 9B14", "cpu MHz : 2,000"]) == "model name AMD EPYC 9B14"
+    assert model_of([]) == ""
+    assert vector_level.model_name()
 
 
 def test_a_cap_that_this_machine_does_not_have_ends_each_command() -> None:
