@@ -178,7 +178,9 @@ def no_pillow(path: Path) -> DataError:
 def _refuse_missing(passed: PassedOver) -> None:
     """With --strict: no file that may be a picture is left out."""
     for reason, (count, first) in passed.pictures.items():
-        raise DataError(first, f"{reason} ({count:,} in all)", "Remove it, or join without --strict")
+        raise DataError(
+            first, f"{reason} ({count:,} in all)", "Move it out of the data, or join without --strict"
+        )
 
 
 def _refuse_mostly(failures: dict[Path, picture.PictureError], kept: int) -> None:
@@ -194,6 +196,12 @@ def _refuse_mostly(failures: dict[Path, picture.PictureError], kept: int) -> Non
 def _unknown_class(directory: Path, classes: Sequence[str]) -> DataError:
     what = f"the folder {directory.name!r} is not one of the federation's classes: {listing(classes)}"
     near = [name for name in classes if name.casefold() == directory.name.casefold()]
+    if (
+        near
+        and (directory.parent / near[0]).exists()
+        and not (directory.parent / near[0]).samefile(directory)
+    ):
+        return DataError(directory, what, f"Move its pictures into {near[0]!r}, which is there already")
     if near:
         return DataError(directory, what, f"Rename it to {near[0]!r}")
     if _holds_classes(picture_files.contents(directory, PassedOver()).folders, classes):

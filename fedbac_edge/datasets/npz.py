@@ -115,7 +115,7 @@ def _images(path: Path, x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
         raise DataError(
             where,
             f"values of type {x.dtype}, expected uint8 (0 to 255) or float32 (0 to 1)",
-            'Try x.astype("uint8")',
+            _pixels_remedy(x),
         )
     pixels = np.empty(x.shape, dtype=np.uint8)
     for start in range(0, len(x), _BLOCK):  # in blocks, so that no second float copy is ever made
@@ -127,7 +127,7 @@ def _images(path: Path, x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
             raise DataError(
                 where,
                 f"float32 values from {block.min():g} to {block.max():g}, expected 0 to 1",
-                "Give pixels as they are: the federation normalises them. For 0 to 255 use uint8",
+                _pixels_remedy(x),
             )
         pixels[start : start + _BLOCK] = np.rint(block * np.float32(255))
     return pixels
@@ -135,12 +135,41 @@ def _images(path: Path, x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 
 def _labels(path: Path, y: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
     where = f"{path}[y]"
-    if y.dtype.kind not in "iu":
-        raise DataError(where, f"labels of type {y.dtype}, expected integers", 'Try y.astype("int64")')
     if y.ndim != 1:
-        raise DataError(where, f"the shape {y.shape}, expected (samples,)", "Try y.ravel()")
+        raise DataError(where, f"the shape {y.shape}, expected (samples,)", _labels_remedy(y))
+    if y.dtype.kind not in "iu":
+        raise DataError(where, f"labels of type {y.dtype}, expected integers", _labels_remedy(y))
     if y.dtype.kind == "u" and y.size and int(y.max()) > np.iinfo(np.int64).max:
         raise DataError(
             where, f"the label {int(y.max())}", "Labels are positions in the federation's class list"
         )
     return y.astype(np.int64)
+
+
+_CLASS_LIST = "Labels are positions in the federation's class list: whole numbers from 0"
+
+
+def _pixels_remedy(x: npt.NDArray[np.generic]) -> str:
+    """What makes these values pixels without changing what they show; for some there is no such thing."""
+    low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
+    if x.dtype.kind == "f" and 0 <= low <= high <= 1:
+        return 'Try x.astype("float32")'
+    if 0 <= low and 1 < high <= 255:  # of 0 and 1 alone nobody knows what they are
+        return 'Try x.astype("uint8")' if x.dtype.kind in "iu" else 'Try numpy.rint(x).astype("uint8")'
+    return (
+        f"Here they go from {low:g} to {high:g}: give the pixels before any normalisation, 0 to 255 as uint8"
+    )
+
+
+def _labels_remedy(y: npt.NDArray[np.generic]) -> str:
+    """What makes these values labels without changing what they say."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        return 'Try y.ravel().astype("int64")' if _whole(y) else _CLASS_LIST
+    if y.ndim == 2 and y.size and ((y == 0) | (y == 1)).all() and ((y == 1).sum(1) == 1).all():
+        return "Try y.argmax(1): each row says its class by a 1"
+    return 'Try y.astype("int64")' if y.ndim == 1 and _whole(y) else _CLASS_LIST
+
+
+def _whole(y: npt.NDArray[np.generic]) -> bool:
+    """True when every value is a whole number."""
+    return bool((np.isfinite(y) & (y == np.rint(y.astype(np.float64)))).all())

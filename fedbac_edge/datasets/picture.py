@@ -166,7 +166,7 @@ def _opened(source: Path | bytes) -> PillowImage:
     except Image.UnidentifiedImageError as error:
         raise Unreadable(
             f"cannot be decoded: not a picture of a kind that is read here ({', '.join(FORMATS)})",
-            "Remove the file, or convert the picture",
+            "Convert it to .png or .jpg, or move it out of the data",
         ) from error
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror or error}", "Check the file") from error
@@ -221,8 +221,12 @@ def _upright(image: PillowImage, Image: ModuleType) -> PillowImage:
 
 
 def _too_large() -> Unreadable:
-    return Unreadable(f"more than {MAX_PIXELS:,} pixels: not decoded", "Remove it or scale it down")
+    return Unreadable(
+        f"more than {MAX_PIXELS:,} pixels: not decoded", "Scale it down, or move it out of the data"
+    )
 
 
 def _damaged(error: Exception) -> Unreadable:
-    return Unreadable(f"cannot be decoded: {error}", "Remove the picture or copy it again")
+    return Unreadable(
+        f"cannot be decoded: {error}", "Copy it again from where it came from, or move it out of the data"
+    )
