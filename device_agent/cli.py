@@ -197,6 +197,9 @@ def infer(arguments: tuple[str, ...]) -> None:
         from export.infer import infer as command
     except ImportError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'fedbac-edge[infer]'") from error
-    served = {"state": str(settings.default_state(None))}
+    try:
+        served = {"state": str(settings.default_state(None))}
+    except settings.SettingsError:  # no home: then nothing is served from there
+        served = {}
     with signals.interruptible():
         command.main(list(arguments), prog_name="fedbac-agent infer", default_map=served)

@@ -108,11 +108,18 @@ def default_state(name: str | None) -> Path:
 
     Below /var/lib/fedbac for root, else below $XDG_STATE_HOME/fedbac or ~/.local/state/fedbac: `device`, or
     `devices/NAME` for a device that was given a name, so that several fit on one machine.
+
+    Raises SettingsError for a user that has no home folder.
     """
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         base = Path("/var/lib")
     else:
-        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        try:
+            base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        except RuntimeError:
+            raise SettingsError(
+                "this user has no home folder to keep the device's identity in: give a folder with --state"
+            ) from None
     return base / "fedbac" / ("device" if name is None else f"devices/{name}")
 
 

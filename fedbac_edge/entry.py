@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def run(load: Callable[[], click.Command], name: str) -> None:
-    """Run the command that `load` gives under this name, and exit with its code."""
+    """Run the command that `load` gives under this name, and exit with its code.
+
+    A path that this user may not look at can be that of any option, and is a sentence for all of them.
+    """
     with signals.started_deaf():  # a signal waits, also for the process that `start_capped` may begin anew
         output.prepare()
         from fedbac_edge import vector_level
@@ -24,5 +28,13 @@ def run(load: Callable[[], click.Command], name: str) -> None:
     try:
         command.main(prog_name=name)
     except output.Unwritable as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(1)
+        _end(str(error), 1)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        _end(f"{os.fsdecode(error.filename)}: {error.strerror}", 2)
+
+
+def _end(sentence: str, code: int) -> None:
+    print(f"Error: {sentence}", file=sys.stderr)
+    sys.exit(code)

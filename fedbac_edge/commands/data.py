@@ -88,9 +88,9 @@ def get(name: str, to: Path | None, mirror: str | None, retries: int) -> None:
     if to is None and (found := official.find(name)) is not None:
         click.echo(f"{name} lies in {found}")
         return
-    folder = to or official.home(name)
     try:
         with explained(), _showing() as view:
+            folder = to or official.home(name)
             _get(known, folder, [mirror] if mirror else known.sources, retries, view)
     except KeyboardInterrupt:
         raise Failed("stopped; what has come is kept, the same command goes on") from None

@@ -151,23 +151,34 @@ DATA_SETS: dict[str, DataSet] = {
 
 
 def home(name: str) -> Path:
-    """The folder into which a data set is fetched: below `FEDBAC_DATASETS`, or the user's own data."""
+    """The folder into which a data set is fetched: below `FEDBAC_DATASETS`, or the user's own data.
+
+    Raises DataError for a user that has no home folder.
+    """
     base = os.environ.get("FEDBAC_DATASETS")
     if base:
         return Path(base) / name
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fedbac" / name
+    try:
+        base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    except RuntimeError:
+        raise DataError(name, "this user has no home folder to keep it in", "Set FEDBAC_DATASETS") from None
+    return Path(base) / "fedbac" / name
 
 
 def find(name: str) -> Path | None:
     """What to read of a known data set where it lies on this machine: a folder or an archive; or None."""
-    known, folder = DATA_SETS[name], home(name)
+    known = DATA_SETS[name]
+    try:
+        folder = home(name)
+    except DataError:
+        folder = None
     if name == FASHION:
         chosen = os.environ.get("FEDBAC_FASHION_MNIST")
         for place in (Path(chosen),) if chosen else (DEBIAN, folder):
-            if (place / known.files[0].name).is_file():
+            if place is not None and (place / known.files[0].name).is_file():
                 return place
         return None
-    return known.at(folder) if known.complete(folder) else None
+    return known.at(folder) if folder is not None and known.complete(folder) else None
 
 
 def locate(name: str, option: str = "--data") -> Path:
