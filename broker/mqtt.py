@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from broker import reasons
+from broker import peer, reasons
 from broker.bus import Answering, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
 from broker.link import Answer, Answered, Arrived, Complaint, Down, Link, LinkSettings, Waker
 from broker.url import BadUrl, BrokerUrl
@@ -35,6 +35,8 @@ SILENT_TAKEOVERS = 5
 # balancer, a firewall or an address translation on the way. A namesake throws out at any moment.
 IDLE_CUTS = 3
 IDLE_LEAST_S = 1.0
+# After so many connections in a row without an answer the peer is asked what it is.
+UNANSWERED = 3
 PING_LEAST_S = 0.5
 # Some brokers close the connection over a packet that is too large, without a word. So many connections in a
 # row that ended while a packet was on its way that is larger than any this broker ever took, mean that.
@@ -122,6 +124,7 @@ class MqttBus:
         self._fresh: set[str] = set()  # filters subscribed on the present connection
         self._largest: int | None = None  # the broker's packet limit
         self._silent_takeovers = 0
+        self._unanswered = 0  # connections in a row that the peer closed instead of answering
         self._silences: list[float] = []  # before the ends of the latest connections, in seconds
         self._silent_refusals = 0
         self._proven = SURE_PACKET  # the largest packet that the broker ever took
@@ -248,6 +251,14 @@ class MqttBus:
                         case Answered() as answered:
                             self._answered(answered)
                 if not link.is_open:
+                    self._unanswered = 0 if accepted else self._unanswered + 1
+                    # Not at once: a link that is cut here and now proves nothing.
+                    if (
+                        self._unanswered
+                        and self._unanswered % UNANSWERED == 0
+                        and (trouble := peer.trouble(self._settings.url, context))
+                    ):
+                        return False, trouble, True
                     return (accepted, *self._lost(complaint, accepted, time.monotonic() - began, link.quiet))
                 if accepted:
                     self._pump(link)

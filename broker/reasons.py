@@ -20,7 +20,7 @@ ONE_OF_TWO = (
 
 # Reason code -> why waiting does not help (MQTT 5.0, table 2-6). Everything else may pass by itself.
 _FINAL = {
-    0x84: "the broker does not speak MQTT 5",
+    0x84: "the broker does not speak MQTT 5, which a federation needs: it speaks only MQTT 3.1.1 or older",
     0x85: "the broker refuses the client name {client}",
     0x86: "the broker refuses the user name or password of {client}",
     0x87: "the broker does not authorise {client}: user, password or access list are wrong",

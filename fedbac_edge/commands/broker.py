@@ -96,11 +96,23 @@ def run(
 @click.option("--federation", "file", type=FILE, help="Size the queues for it; its roster is let in.")
 @click.option("--out", type=FILE, help="Write it to this folder, with access list and passwords.")
 @click.option("--persistence", type=FILE, help="Keep messages over a restart in this folder.")
+@click.option(
+    "--bridge",
+    metavar="SITE",
+    help="Print the section that connects the broker of this site to the cloud's, nothing else.",
+)
+@click.option(
+    "--to",
+    metavar="URL",
+    help="The cloud's broker for --bridge; user, password, --ca, --cert and --key are the gateway's there.",
+)
 @_listener_options
 def config(
     file: Path | None,
     out: Path | None,
     persistence: Path | None,
+    bridge: str | None,
+    to: str | None,
     host: str,
     port: int | None,
     insecure: bool,
@@ -115,7 +127,13 @@ def config(
       fedbac broker config --federation federation.toml > mosquitto.conf
       fedbac broker config --federation federation.toml --out mosquitto --host 0.0.0.0 --keys keys
       mosquitto -c mosquitto/mosquitto.conf
+      fedbac broker config --federation federation.toml --bridge gw1 --to mqtts://broker.example.org \\
+        --ca ca.pem --cert gw1.pem --key gw1.key >> mosquitto.conf
     """
+    if bridge is not None or to is not None:
+        with explained():
+            click.echo(_bridge(file, bridge, to, options), nl=False)
+        return
     with explained():
         from broker import secret_files
         from broker.mosquitto import check_exposure, configuration
@@ -181,6 +199,24 @@ def forget(
             click.echo(
                 f"still online, so they may publish again: {', '.join(sorted(found.online))}", err=True
             )
+
+
+def _bridge(file: Path | None, site: str | None, to: str | None, options: dict[str, Any]) -> str:
+    """See `bridges.section`; only the files of TLS are taken from `options`."""
+    from broker.bridges import section
+    from broker.url import BrokerUrl
+    from fedbac_edge import config
+    from fedbac_edge.membership import gateway_missing
+
+    if file is None or site is None or to is None:
+        raise Misconfigured(
+            "a bridge needs --federation FILE, --bridge SITE and --to URL of the cloud's broker"
+        )
+    federation = config.load(file)
+    if missing := gateway_missing(federation, site):
+        raise Misconfigured(missing)
+    url = BrokerUrl.parse(to, ca=options["ca"], certificate=options["cert"], key=options["key"])
+    return section(federation.name, site, url)
 
 
 def _access(

@@ -22,6 +22,8 @@ from fedbac_edge.protocol.messages import Spec
 
 CONNECT_S = 5.0
 """How long a broker that does not answer is asked again."""
+ANSWERED_S = 12.0
+"""The bus waits CONNECT_S for TCP and TLS, and again for the broker's word, before it says what is wrong."""
 SPEC_S = 2.0
 """A retained message comes at once."""
 ANSWER_S = 5.0
@@ -36,6 +38,8 @@ class Conversation:
 
     bus: MqttBus
     inbox: queue.SimpleQueue[BusEvent]
+    largest: int | None = None
+    """The packet size that the broker announced, in bytes."""
 
     def until(self, done: Callable[[BusEvent], bool], seconds: float) -> bool:
         """Hand events to `done` until it says True, or False after so many seconds."""
@@ -76,9 +80,11 @@ def broker(talk: Conversation, url: BrokerUrl) -> list[Check]:
             last.append(event)
         return isinstance(event, Connected) or (isinstance(event, Disconnected) and event.final)
 
-    talk.until(answered, CONNECT_S)
+    if not talk.until(answered, CONNECT_S) and not last:
+        talk.until(lambda event: answered(event) or bool(last), ANSWERED_S - CONNECT_S)
     match last[-1] if last else None:
         case Connected(_, maximum):
+            talk.largest = maximum
             return [Check("broker", "ok", f"{url} lets us in, MQTT 5"), _packets(maximum)]
         case Disconnected(reason):
             return [Check("broker", "wrong", reason, _remedy(reason, url))]

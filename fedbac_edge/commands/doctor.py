@@ -68,7 +68,7 @@ def doctor(
 
 def examine(url: BrokerUrl, federation: str | None, user: str | None, state: Path) -> Iterator[Check]:
     """Every check, in the order in which a person would look."""
-    from fedbac_edge.commands import broker_checks, checks, training_check
+    from fedbac_edge.commands import broker_checks, checks, memory_checks, training_check
 
     clients = 0
     with broker_checks.conversation(url) as talk:
@@ -81,6 +81,8 @@ def examine(url: BrokerUrl, federation: str | None, user: str | None, state: Pat
                 roster = spec.federation.gateways
                 clients = 1 + len(roster) + sum(map(len, roster.values()))
             name = federation or (spec.federation.name if spec else None)
+            if answers[-1].result == "ok" and (place := memory_checks.tried(user, name)) is not None:
+                yield from memory_checks.memory(talk, place, talk.largest)
             if user is not None and name is not None:
                 yield from broker_checks.self_test(talk, name, user, spec)
             elif user is not None:

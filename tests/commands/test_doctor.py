@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import queue
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 from broker import access, access_files, certificates
+from broker.bus import BusEvent, Delivery, Published
 from broker.mosquitto import MosquittoBroker
+from broker.mqtt import MqttBus
+from broker.url import BrokerUrl
 from fedbac_edge.cli import cli
 from fedbac_edge.commands import broker_checks, checks
 
@@ -204,3 +209,33 @@ def test_what_killed_an_import_decides_the_advice(
     assert found in check.found
     assert remedy in check.remedy
     assert ("processor" in check.found) == (number == "SIGILL")
+
+
+def test_the_memory_of_a_broker(free_port: int, tmp_path: Path, examine: Examine) -> None:
+    """A limit that is not announced is found, what is retained comes back, and nothing stays behind."""
+    broker = MosquittoBroker("127.0.0.1", free_port, tmp_path)
+    lines = broker.configuration.read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("max_packet_size")]
+    broker.configuration.write_text("\n".join([*kept, "message_size_limit 65536", ""]))
+    with broker:
+        url = f"mqtt://127.0.0.1:{free_port}"
+        found = examine("--broker", url)
+        assert "60,000" in found["size"]["found"]
+        assert found["retained"]["result"] == "ok"
+        inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
+        eyes = MqttBus(BrokerUrl.parse(url), "eyes", inbox)
+        eyes.subscribe("fedbac/#")
+        eyes.start()
+        eyes.publish("end", b"", token=1)
+        seen = []
+        while not isinstance(event := inbox.get(timeout=20.0), Published):
+            seen.append(event)
+        eyes.close(1.0)
+        assert not any(isinstance(event, Delivery) for event in seen)
+
+
+def test_a_listener_that_never_answers_is_named(free_port: int, examine: Examine) -> None:
+    """The doctor's patience is longer than the bus's, so it hears what the bus found."""
+    with socket.create_server(("127.0.0.1", free_port)):
+        found = examine("--broker", f"mqtt://127.0.0.1:{free_port}", code=1)
+    assert "does not answer like a broker" in found["broker"]["found"]

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from broker import bridges
 from broker.bus import Delivery
 from broker.mosquitto import MosquittoBroker
 from broker.mqtt import MqttBus
@@ -265,23 +266,6 @@ def test_cuts_at_random_bytes_in_both_directions(broker: int, tmp_path: Path) ->
     assert cuts["down"] >= 3, cuts
 
 
-BRIDGED_DOWN = ("spec", "cloud/status", "model/#", "blob/#", "edge/gw1/task", "edge/gw1/receipt")
-BRIDGED_UP = ("edge/gw1/status", "edge/gw1/reply", "edge/gw1/update")
-
-
-def bridge(port: int) -> str:
-    """Lines for the broker of a site: what docs/operations.md says that a bridge carries."""
-    topics = [f"topic fedbac/v1/trial/{topic} in 1" for topic in BRIDGED_DOWN]
-    topics += [f"topic fedbac/v1/trial/{topic} out 1" for topic in BRIDGED_UP]
-    lines = [
-        "connection cloud",
-        f"address 127.0.0.1:{port}",
-        "remote_clientid site-gw1",
-        "cleansession false",
-    ]
-    return "\n".join([*lines, "notifications false", "restart_timeout 1", *topics, ""])
-
-
 class Eyes:
     """A client that sees what is retained at a site."""
 
@@ -312,7 +296,7 @@ def test_a_site_that_is_cut_off_waits_serves_its_models_and_resumes(broker: int,
         site_port: int = probe.getsockname()[1]
     site = MosquittoBroker("127.0.0.1", site_port, tmp_path / "site")
     with site.configuration.open("a") as configuration:
-        configuration.write(bridge(int(uplink.url.rsplit(":", 1)[1])))
+        configuration.write(bridges.section("trial", "gw1", BrokerUrl.parse(uplink.url)))
     fleet = Fleet(federation, tmp_path)
     with site:
         try:
