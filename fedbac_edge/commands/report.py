@@ -27,7 +27,7 @@ from fedbac_edge.commands.options import FILE, json_option
 )
 @json_option("Figures as JSON; nothing is written unless --out is given.")
 def report(runs: tuple[Path, ...], out: Path | None, targets: tuple[float, ...], as_json: bool) -> None:
-    """Report on runs of `fedbac simulate` and `fedbac semi`, finished or going on.
+    """Report on runs of `fedbac simulate` and `fedbac semi`, and on fleets; finished or going on.
 
     Writes report.html (one file, pictures inside), report.md with its pictures beside it, and rounds.csv:
     accuracy over rounds, clusters over rounds, final figures over seeds beside the paper's, rounds and bytes
@@ -38,9 +38,12 @@ def report(runs: tuple[Path, ...], out: Path | None, targets: tuple[float, ...],
       fedbac simulate paper/fashion-mnist-0.1
       fedbac simulate paper/fashion-mnist-0.1 --method hierfavg
       fedbac report runs/fashion-mnist-0.1-*
+    Example: a fleet in the field, from the state folder of its cloud
+      fedbac report runs/orchard
     Example: the figures for another program
       fedbac report runs/* --json --target 0.8 --target 0.9
     """
+    from fedbac_edge.reports.fleet import fleet_json, is_fleet, read_fleet
     from fedbac_edge.reports.grouping import benchmarks
     from fedbac_edge.reports.reading import ReportError, read_runs
 
@@ -49,18 +52,22 @@ def report(runs: tuple[Path, ...], out: Path | None, targets: tuple[float, ...],
         raise click.UsageError(f"--out {out}: that is a file; give a folder")
     try:
         with explained():
-            found, remarks = read_runs(runs)
+            fleets = [read_fleet(folder) for folder in runs if is_fleet(folder)]
+            found, remarks = read_runs([each for each in runs if not is_fleet(each)], bool(fleets))
             groups = benchmarks(found)
             if as_json:
                 from fedbac_edge.reports.json_form import json_form
 
-                click.echo(json.dumps(json_form(groups, remarks, targets)))
+                told = json_form(groups, remarks, targets)
+                if fleets:
+                    told["fleets"] = [fleet_json(fleet) for fleet in fleets]
+                click.echo(json.dumps(told))
             if out is not None or not as_json:
                 from fedbac_edge.reports import written
                 from fedbac_edge.reports.page import page
                 from fedbac_edge.reports.rounds_csv import rounds_csv
 
-                blocks = page(groups, remarks, targets)
+                blocks = page(groups, remarks, targets, fleets)
                 files = written.write(out or Path("report"), blocks, rounds_csv(groups))
                 for path in [] if as_json else files:
                     click.echo(str(path))

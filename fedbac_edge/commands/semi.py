@@ -165,6 +165,7 @@ class _Lines:
                 f"(mean of the last ten rounds {100 * figures.last_ten:.2f} %)"
             )
         self.say(f"models {result.hash}")
+        self.say(f"next: fedbac report {out} (tables and pictures; several runs are set side by side)")
 
 
 class _Terminal(_Lines):

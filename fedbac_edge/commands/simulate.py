@@ -278,6 +278,7 @@ class _Lines:
             f"{100 * result.best:.2f}), {result.active_clusters} active clusters"
         )
         self.say(f"models {result.hash}")
+        self.say(f"next: fedbac report {out} (tables and pictures; several runs are set side by side)")
 
 
 class _Terminal(_Lines):

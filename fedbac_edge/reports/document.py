@@ -37,6 +37,25 @@ class Table:
     words: frozenset[int] = frozenset()
 
 
+NONE = "-"
+"""A cell about which there is nothing to say."""
+
+
+def without_empty_columns(table: Table) -> Table:
+    """The table without the columns in which no row has anything; the first one stays."""
+    kept = [
+        i
+        for i in range(len(table.header))
+        if i == 0 or not table.rows or any(row[i] != NONE for row in table.rows)
+    ]
+    return Table(
+        table.caption,
+        tuple(table.header[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in table.rows),
+        frozenset(new for new, old in enumerate(kept) if old in table.words),
+    )
+
+
 @dataclass(frozen=True)
 class Picture:
     """A PNG under a file name of its own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from fedbac_edge.reports.grouping import Benchmark, Entry
@@ -75,6 +76,64 @@ def accuracy_over_rounds(benchmark: Benchmark, style: Mapping[str, Style]) -> by
         for entry in benchmark.entries
     ]
     return _curves(curves, style, f"{benchmark.measure}, % of test samples")
+
+
+def accuracy_over_bytes(benchmark: Benchmark, style: Mapping[str, Style]) -> bytes:
+    """PNG: mean accuracy over seeds against the megabytes really sent until then, up and down together."""
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(8.0, 4.6), layout=None)
+        FigureCanvasAgg(figure)
+        axis = figure.subplots()
+        ends, widest = [], 0.0
+        for entry in benchmark.entries:
+            curve = _curve([[row.accuracy or 0.0 for row in run.training] for run in entry.counted])
+            sent = [fmean(column) for column in zip(*map(_sent, entry.counted), strict=False)]
+            colour, dash = style[entry.label]
+            axis.plot(sent, [mean for _, mean, _ in curve], color=colour, linestyle=dash, linewidth=1.6)
+            axis.plot(sent[-1:], [curve[-1][1]], "o", color=colour, markersize=4)
+            ends.append((entry.label, curve[-1][1], -1))
+            widest = max(widest, sent[-1])
+        axis.set_xlabel("MB sent, up and down together")
+        axis.set_ylabel(f"{benchmark.measure}, % of test samples")
+        axis.set_xlim(0, widest * 1.02 or 1.0)
+        axis.set_ylim(0, 100)
+        figure.subplots_adjust(left=0.09, bottom=0.12, top=0.93)
+        _name_lines(figure, axis, ends, style)
+        return _png(figure)
+
+
+def _sent(run: Run) -> list[float]:
+    """Megabytes sent from the start to the end of each round of training."""
+    total, found = 0, []
+    for row in run.rows:
+        total += row.traffic.sent_up + row.traffic.sent_down
+        if row.phase == "train" and row.round > 0:
+            found.append(total / 1e6)
+    return found
+
+
+def shares_over_rounds(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], what: str) -> bytes:
+    """PNG: lines of (round, share) with their names; rounds may begin anywhere, and some may be missing."""
+    style = styles([name for name, _ in curves])
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(8.0, 4.6), layout=None)
+        FigureCanvasAgg(figure)
+        axis = figure.subplots()
+        rounds = [round for _, points in curves for round, _ in points]
+        for name, points in curves:
+            colour, dash = style[name]
+            shares = [100 * share for _, share in points]
+            axis.plot([round for round, _ in points], shares, color=colour, linestyle=dash, linewidth=1.6)
+            axis.plot(points[-1][0], shares[-1], "o", color=colour, markersize=4)
+        axis.set_xlabel("round")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axis.set_ylabel(what)
+        axis.set_xlim(min(rounds) - 0.5, max(rounds) + 0.5)
+        axis.set_ylim(0, 100)
+        figure.subplots_adjust(left=0.09, bottom=0.12, top=0.93)
+        ends = [(name, 100 * points[-1][1], -1) for name, points in curves]
+        _name_lines(figure, axis, ends, style)
+        return _png(figure)
 
 
 def views_over_rounds(entry: Entry) -> bytes:

@@ -23,6 +23,20 @@ th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right
   font-variant-numeric: tabular-nums; }
 th { border-bottom: 2px solid #888; } th.word, td.word { text-align: left; }
 tbody tr:nth-child(even) { background: #f6f6f6; }
+img { background: #fff; }
+@media (max-width: 45rem) {
+  body { margin: 1rem auto; }
+  figure img { max-width: none; width: 100%; }
+  h1, h2, h3, td { overflow-wrap: anywhere; }
+  table, tbody, tr, td, caption { display: block; width: 100%; }
+  thead { display: none; }
+  tr { border-bottom: 2px solid #888; padding: .4rem 0; }
+  td, td.word { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem .5rem;
+    text-align: right; box-sizing: border-box; }
+  td:first-child { font-weight: bold; }
+  td::before { content: attr(data-label); font-weight: normal; color: #444; text-align: left; flex: 0 0 40%; }
+}
+@media print { body { max-width: none; } figure, tr { break-inside: avoid; } }
 .remarks { background: #fff4d6; border-left: 4px solid #E69F00; padding: .5rem 1rem .5rem 2rem; }
 """
 
@@ -59,8 +73,13 @@ def _picture(picture: Picture) -> str:
 
 def _table(table: Table) -> str:
     def cells(tag: str, row: tuple[str, ...]) -> str:
-        kinds = (' class="word"' if i == 0 or i in table.words else "" for i in range(len(row)))
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+        """A cell says its heading too: on a narrow screen a row is a card."""
+        found = []
+        for i, (cell, heading) in enumerate(zip(row, table.header, strict=True)):
+            kind = ' class="word"' if i == 0 or i in table.words else ""
+            label = f' data-label="{escape(heading)}"' if tag == "td" else ""
+            found.append(f"<{tag}{kind}{label}>{escape(cell)}</{tag}>")
+        return "".join(found)
 
     body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
     return (

@@ -64,6 +64,8 @@ class Merit:
     """Of the whole run."""
     reached: dict[float, Reached | None]
     """Target -> when; None: not reached."""
+    classes: tuple[float | None, ...]
+    """After the last planned round, class by class: right answers of all servers over their test samples."""
     views: dict[str, View]
     """Where the method has several; the figures above are of the served one."""
 
@@ -86,12 +88,20 @@ def merit(run: Run, targets: Iterable[float] = ()) -> Merit:
         active_clusters=last.active_clusters,
         moves=moves(run.training),
         bytes=traffic(run.rows),
+        classes=_classes(last),
         reached={target: reach(run.rows, target) for target in targets},
         views={
             name: View(share, fmean(row.views[name] for row in run.training[-LAST:] if name in row.views))
             for name, share in last.views.items()
         },
     )
+
+
+def _classes(row: Row) -> tuple[float | None, ...]:
+    """None where a class has no test samples; empty before the last round."""
+    counted = [server.classes for server in row.servers.values() if server.classes]
+    sums = [(sum(r for r, _ in each), sum(n for _, n in each)) for each in zip(*counted, strict=True)]
+    return tuple(right / count if count else None for right, count in sums)
 
 
 def traffic(rows: Iterable[Row]) -> Bytes:
@@ -134,3 +144,50 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     """Mean and deviation of at least one value."""
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+T_95 = (
+    *(
+        12.706,
+        4.303,
+        3.182,
+        2.776,
+        2.571,
+        2.447,
+        2.365,
+        2.306,
+        2.262,
+        2.228,
+        2.201,
+        2.179,
+        2.160,
+        2.145,
+        2.131,
+    ),
+    *(
+        2.120,
+        2.110,
+        2.101,
+        2.093,
+        2.086,
+        2.080,
+        2.074,
+        2.069,
+        2.064,
+        2.060,
+        2.056,
+        2.052,
+        2.048,
+        2.045,
+        2.042,
+    ),
+)
+"""Student's t at 97.5 % for 1 to 30 degrees of freedom; beyond, the last one is a little wide."""
+
+
+def confidence(value: Spread) -> tuple[float, float] | None:
+    """The 95 % confidence interval of a mean of shares, by Student's t; None for one seed."""
+    if value.deviation is None:
+        return None
+    half = T_95[min(value.count - 1, len(T_95)) - 1] * value.deviation / value.count**0.5
+    return max(0.0, value.mean - half), min(1.0, value.mean + half)

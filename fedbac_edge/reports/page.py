@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Sequence
 
 from fedbac_edge.methods import method
 from fedbac_edge.reports import figures, tables
-from fedbac_edge.reports.document import Block, Heading, Paragraph, Picture, Remarks
+from fedbac_edge.reports.document import (
+    Block,
+    Heading,
+    Paragraph,
+    Picture,
+    Remarks,
+    Table,
+    without_empty_columns,
+)
+from fedbac_edge.reports.fleet import Fleet, fleet_page
 from fedbac_edge.reports.grouping import Benchmark, Entry
 from fedbac_edge.reports.merit import moves
 from fedbac_edge.reports.reading import Run
 
 TITLE = "Runs of the laboratory"
+FLEET_TITLE = "A fleet in the field"
+FLEET_HOW = (
+    "Accuracies are those of hold-outs: pictures that devices keep back and never train on. A fleet has no "
+    "test set. MB are 10^6 bytes."
+)
 MEASURES = {
     "distributed accuracy": "Distributed accuracy: the model that each server is served after the cloud's "
     "aggregation, on that server's test partition; the unweighted mean over servers. ",
@@ -27,18 +42,27 @@ HOW_TO_READ = (
 )
 
 
-def page(found: Sequence[Benchmark], remarks: Sequence[str], targets: Sequence[float]) -> list[Block]:
+def page(
+    found: Sequence[Benchmark],
+    remarks: Sequence[str],
+    targets: Sequence[float],
+    fleets: Sequence[Fleet] = (),
+) -> list[Block]:
     """All blocks. File names of pictures follow from benchmark, method and seed, so that links stay right."""
     style = figures.styles([entry.label for benchmark in found for entry in benchmark.entries])
-    blocks: list[Block] = [Heading(1, TITLE), Paragraph(_measures(found) + HOW_TO_READ)]
+    made = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    blocks: list[Block] = [Heading(1, TITLE if found else FLEET_TITLE)]
+    blocks.append(Paragraph((_measures(found) + HOW_TO_READ if found else FLEET_HOW) + f" Made {made}."))
     if remarks:
         blocks.append(Remarks(tuple(remarks)))
     if len(found) > 1:
         blocks += [Heading(2, "Overview"), tables.overview(found)]
     names: set[str] = set()
+    for fleet in fleets:
+        blocks += fleet_page(fleet, names)
     for benchmark in found:
         blocks += _benchmark(benchmark, style, targets, names)
-    return blocks
+    return [without_empty_columns(block) if isinstance(block, Table) else block for block in blocks]
 
 
 def _measures(found: Sequence[Benchmark]) -> str:
@@ -60,9 +84,13 @@ def _benchmark(
     if remarks:
         blocks.append(Remarks(tuple(remarks)))
     blocks.append(_accuracy(benchmark, style, names))
+    blocks.append(_over_bytes(benchmark, style, names))
     blocks.append(tables.accuracy(benchmark))
     if benchmark.servers > 1:
         blocks.append(tables.servers(benchmark))
+    classes = tables.classes(benchmark)
+    if classes is not None:
+        blocks.append(classes)
     views = tables.views(benchmark)
     if views is not None:
         blocks += [_views(benchmark, e, names) for e in benchmark.entries if e.counted[0].training[-1].views]
@@ -88,6 +116,16 @@ def _accuracy(benchmark: Benchmark, style: dict[str, figures.Style], names: set[
         alt=f"Accuracy over rounds: {', '.join(entry.label for entry in benchmark.entries)}",
         caption=f"{benchmark.measure.capitalize()} over rounds{band}. {benchmark.title}.",
         png=figures.accuracy_over_rounds(benchmark, style),
+    )
+
+
+def _over_bytes(benchmark: Benchmark, style: dict[str, figures.Style], names: set[str]) -> Picture:
+    return Picture(
+        name=_name(f"bytes-{slug(benchmark)}", names),
+        alt=f"Accuracy over bytes: {', '.join(entry.label for entry in benchmark.entries)}",
+        caption=f"{benchmark.measure.capitalize()} over what was really sent until then, mean over seeds. "
+        f"{benchmark.title}.",
+        png=figures.accuracy_over_bytes(benchmark, style),
     )
 
 

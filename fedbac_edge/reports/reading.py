@@ -143,8 +143,11 @@ def _foreign(folder: Path) -> str:
     return f" (it was written by version {software}, this is {__version__}: report with that version)"
 
 
-def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """All runs, and remarks on those left out; raises ReportError with every fault found at once."""
+def read_runs(folders: Sequence[Path], enough: bool = False) -> tuple[list[Run], list[str]]:
+    """All runs, and remarks on those left out; raises ReportError with every fault found at once.
+
+    No run at all is a fault too, unless `enough` is there without one.
+    """
     runs, remarks, faults = [], [], []
     seen: set[Path] = set()
     for folder in folders:
@@ -165,6 +168,6 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
             runs.append(found)
     if faults:
         raise ReportError("\n".join([*faults, *remarks]))
-    if not runs:
+    if not runs and not enough:
         raise ReportError("\n".join(["there is nothing to report on", *remarks]))
     return runs, remarks

@@ -56,6 +56,8 @@ class StudyAbout(msgspec.Struct, frozen=True, kw_only=True):
     software: str
     machine: dict[str, str]
     split: str
+    began: str = ""
+    host: str = ""
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -93,7 +95,14 @@ def read_study(folder: Path) -> tuple[About, dict[str, Any], list[Row]]:
         raise ScenarioError(f"{folder / 'run.json'} cannot be read: {error}") from error
     options: dict[str, Any] = {"method": about.study.method, "holdout": about.study.holdout}
     options |= {f"options.{name}": value for name, value in about.study.options.items()}
-    known = About(scenario=scenario, software=about.software, machine=about.machine, partition=about.split)
+    known = About(
+        scenario=scenario,
+        software=about.software,
+        machine=about.machine,
+        partition=about.split,
+        began=about.began,
+        host=about.host,
+    )
     return known, options, _rows(folder / "metrics.jsonl")
 
 

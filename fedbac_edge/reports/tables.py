@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fedbac_edge.reports import paper
-from fedbac_edge.reports.document import Table
+from fedbac_edge.reports.document import NONE, Table
 from fedbac_edge.reports.grouping import Benchmark, Entry, seeds
-from fedbac_edge.reports.merit import Merit, Spread, merit, spread
+from fedbac_edge.reports.merit import Merit, Spread, confidence, merit, spread
 from fedbac_edge.reports.pairs import pairs
 from fedbac_edge.simulation import presets
-
-NONE = "-"
 
 
 def overview(found: Sequence[Benchmark]) -> Table:
@@ -62,11 +60,22 @@ def accuracy(benchmark: Benchmark) -> Table:
                 _percent(spread(held)) if held else NONE,
                 theirs.accuracy or NONE,
                 gap,
+                _interval([m.accuracy for m in merits]),
             )
         )
     return Table(
-        f"{benchmark.measure.capitalize()}, %: mean over seeds, and deviation where there are several",
-        ("method", "seeds", "last round", "mean of last ten", "on hold-outs", "paper", "last round - paper"),
+        f"{benchmark.measure.capitalize()}, %: mean over seeds; where there are several, deviation and the "
+        "95 % confidence interval of the mean (Student's t: with two or three seeds it is wide)",
+        (
+            "method",
+            "seeds",
+            "last round",
+            "mean of last ten",
+            "on hold-outs",
+            "paper",
+            "last round - paper",
+            "95 % interval, last round",
+        ),
         tuple(rows),
         frozenset({1}),
     )
@@ -94,6 +103,30 @@ def servers(benchmark: Benchmark) -> Table:
         "Across servers, last round, %: deviation sigma, worst and best server; clusters in use, and moves "
         "of servers in the whole run",
         ("method", "sigma", "worst", "best", "paper's sigma", "paper's worst", "active clusters", "moves"),
+        tuple(rows),
+    )
+
+
+def classes(benchmark: Benchmark) -> Table | None:
+    """Accuracy class by class after the last round; None where no run has it (studies, unfinished ones)."""
+    entries = [
+        (entry, merits)
+        for entry in benchmark.entries
+        if (merits := [m for run in entry.counted if (m := merit(run)).classes])
+    ]
+    if not entries:
+        return None
+    rows = []
+    for number, name in enumerate(benchmark.runs[0].scenario.federation.model.classes):
+        cells = []
+        for _, merits in entries:
+            there = [share for m in merits if (share := m.classes[number]) is not None]
+            cells.append(_percent(spread(there)) if there else NONE)
+        rows.append((name, *cells))
+    return Table(
+        "Accuracy of each class after the last round, %: test samples of all servers together, each named by "
+        "its own server's model",
+        ("class", *(entry.label for entry, _ in entries)),
         tuple(rows),
     )
 
@@ -221,13 +254,25 @@ def runs(benchmark: Benchmark) -> Table:
                     f"{100 * m.accuracy:.2f}",
                     run.partition[:12],
                     f"{run.about.software}, {run.about.machine.get('training', '')}",
+                    run.about.began or NONE,
+                    ", ".join(filter(None, (run.about.host, run.about.machine.get("level")))) or NONE,
                 )
             )
     return Table(
         "Runs",
-        ("folder", "method", "seed", "rounds", "accuracy, %", "partition", "version, training path"),
+        (
+            "folder",
+            "method",
+            "seed",
+            "rounds",
+            "accuracy, %",
+            "partition",
+            "version, training path",
+            "begun",
+            "machine",
+        ),
         tuple(rows),
-        frozenset({1, 2, 3, 5, 6}),
+        frozenset({1, 2, 3, 5, 6, 7, 8}),
     )
 
 
@@ -272,6 +317,12 @@ def _final(entry: Entry) -> str:
 
 def _percent(value: Spread) -> str:
     return _with_deviation(value, lambda share: f"{100 * share:.2f}")
+
+
+def _interval(shares: Sequence[float]) -> str:
+    """ "91.20 to 93.40"."""
+    found = confidence(spread(shares))
+    return NONE if found is None else f"{100 * found[0]:.2f} to {100 * found[1]:.2f}"
 
 
 def _plain(value: Spread) -> str:

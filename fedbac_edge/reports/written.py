@@ -36,4 +36,4 @@ def _pictures(folder: Path) -> set[str]:
         text = (folder / "report.md").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return set()
-    return set(re.findall(r"\]\(((?:accuracy|clusters|views)-[a-z0-9.-]+\.png)\)", text))
+    return set(re.findall(r"\]\(((?:accuracy|bytes|clusters|views)-[a-z0-9.-]+\.png)\)", text))

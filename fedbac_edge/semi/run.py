@@ -42,7 +42,7 @@ from fedbac_edge.semi.workers import Workers
 from fedbac_edge.signals import Stop
 from fedbac_edge.simulation import folder as run_folder
 from fedbac_edge.simulation.folder import write_whole
-from fedbac_edge.simulation.machine import check_machine, machine
+from fedbac_edge.simulation.machine import check_machine, host, machine, now
 from fedbac_edge.simulation.presets import MODELS
 from fedbac_edge.simulation.run import LAST
 
@@ -56,6 +56,10 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Versions and the training path: equal hashes need them equal."""
     split: str
     """Content hash of the split."""
+    began: str = ""
+    """Date and time, UTC. Told in reports, never compared."""
+    host: str = ""
+    """Processor and system: the same."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -125,7 +129,12 @@ def run(
         del train, test
         stop.check()
         about = About(
-            study=study, software=__version__, machine=machine(hall.bench.model), split=split.digest
+            study=study,
+            software=__version__,
+            machine=machine(hall.bench.model),
+            split=split.digest,
+            began=now(),
+            host=host(),
         )
         if not (folder / "run.json").exists():
             write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))

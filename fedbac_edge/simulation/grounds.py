@@ -49,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     held: dict[str, Place]
     """Gateway -> the hold-outs of all its devices."""
     test: dict[str, Place]
-    """Gateway -> its share of the test set."""
+    """Gateway -> its share of the test set, in the order of the classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +97,16 @@ class Grounds:
         own = self.samples(self.plan.train[device])
         return len(own), int(np.count_nonzero(own.y == UNLABELLED))
 
+    def per_class(self, place: Place) -> tuple[Place, ...]:
+        """A place in the order of the classes, cut into these; empty where there are no samples of one."""
+        y = self.samples(place).y
+        ends = np.searchsorted(y, np.arange(len(self.description.model.classes)), side="right")
+        starts = [0, *ends[:-1].tolist()]
+        return tuple(
+            Place(place.set, place.start + begin, place.start + end)
+            for begin, end in zip(starts, ends.tolist(), strict=True)
+        )
+
     @cached_property
     def sets(self) -> Sets:
         """All samples, as maps of the files."""
@@ -136,10 +146,11 @@ def lay_out(
     _write(folder / "train_y.npy", train.y[everything])
 
     at = 0
-    for (gateway, _), indices in zip(_roster(federation), partition.test, strict=True):
+    by_class = [indices[np.argsort(test.y[indices], kind="stable")] for indices in partition.test]
+    for (gateway, _), indices in zip(_roster(federation), by_class, strict=True):
         places["test"][gateway] = Place("test", at, at + len(indices))
         at += len(indices)
-    judged = np.concatenate(partition.test)
+    judged = np.concatenate(by_class)
     _write(folder / "test_x.npy", test.x[judged])
     _write(folder / "test_y.npy", test.y[judged])
     (folder / PLAN).write_bytes(msgspec.json.encode(Plan(**places)))

@@ -7,7 +7,7 @@ server after cloud aggregation on that server's test partition, the unweighted m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Literal
@@ -41,6 +41,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     void: str = ""
     views: dict[str, float] = {}
     """Accuracy of each of the method's views on the test partition, where it has several."""
+    classes: tuple[tuple[int, int], ...] = ()
+    """After the last round, class by class: right answers and samples on the test partition."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +101,7 @@ def measured(
     samples: int,
     void: str,
     views: Mapping[str, Score],
+    classes: Sequence[Score] = (),
 ) -> Server:
     """A server's figures from its scores; `test` is that of the served view, `views` has several or none."""
     return Server(
@@ -113,6 +116,7 @@ def measured(
         samples=samples,
         void=void,
         views={name: score.accuracy for name, score in views.items()},
+        classes=tuple((score.correct, score.count) for score in classes),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,17 @@ def machine(model: Architecture) -> dict[str, str]:
         "level": vector_level.level(),
         "training": best_backend(model),
     }
+
+
+def host() -> str:
+    """Processor and system in a line, for people: nothing is compared by it."""
+    name = vector_level.model_name().removeprefix("model name ")
+    return f"{name}, {platform.system()} {platform.release()}"
+
+
+def now() -> str:
+    """Date and time, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
 
 
 def check_machine(

@@ -36,6 +36,8 @@ class _Measurement:
     summary: RoundSummary
     wall_s: float
     scores: dict[str, tuple[EvaluateJob, Future[Reply], Future[Reply] | None]]
+    classes: dict[str, tuple[Future[Reply] | None, ...]]
+    """After the last round: server -> on each class of the test partition; None where it has none."""
 
 
 class Observer:
@@ -120,6 +122,7 @@ class Observer:
     ) -> _Measurement:
         blobs, plan = self._stores["cloud"].blobs, self._plan(summary.round)
         scores = {}
+        classes: dict[str, tuple[Future[Reply] | None, ...]] = {}
         for server, site in sorted(summary.sites.items()):
             views = {
                 number: {
@@ -136,7 +139,10 @@ class Observer:
 
             held = plan.held[server]
             scores[server] = (job, score(plan.test[server]), score(held) if len(held) else None)
-        return _Measurement(summary, wall_s, scores)
+            if summary.round >= self._federation.rounds:
+                cut = self._grounds.per_class(plan.test[server])
+                classes[server] = tuple(score(place) if len(place) else None for place in cut)
+        return _Measurement(summary, wall_s, scores, classes)
 
     def _training_row(self, done: _Measurement) -> Row:
         summary = done.summary
@@ -154,6 +160,10 @@ class Observer:
                 site.samples,
                 site.void,
                 scores if len(scores) > 1 else {},
+                [
+                    NO_SCORE if each is None else self._scores(each, job)[0]
+                    for each in done.classes.get(server, ())
+                ],
             )
         counts = self._counts
         needed = {device: self._method.needed(summary.round, *counts[device]) for device in counts}

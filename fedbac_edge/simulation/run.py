@@ -35,7 +35,7 @@ from fedbac_edge.simulation.folder import write_whole
 from fedbac_edge.simulation.grounds import Grounds, lay_out
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.laboratory import Laboratory, hashes
-from fedbac_edge.simulation.machine import check_machine
+from fedbac_edge.simulation.machine import check_machine, host, now
 from fedbac_edge.simulation.scenario import Scenario, ScenarioError, check
 
 LAST = 10
@@ -51,6 +51,10 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Versions and the training path: equal hashes need them equal."""
     partition: str
     """Content hash of annotation.npz where there is one, else of partition.npz."""
+    began: str = ""
+    """Date and time, UTC. Told in reports, never compared."""
+    host: str = ""
+    """Processor and system: the same. What results depend on stands in `machine`."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +119,8 @@ def simulate(
             software=__version__,
             machine=engine.machine(grounds),
             partition=_digest(folder),
+            began=now(),
+            host=host(),
         )
         if not (folder / "run.json").exists():
             write_whole(folder / "run.json", msgspec.json.format(msgspec.json.encode(about)))

@@ -127,7 +127,7 @@ def test_with_one_server_nothing_is_distributed(tmp_path: Path, monkeypatch: pyt
     assert pictures[0].png == b"accuracy, % of test samples"
     several = [replace(flat[0], servers=2)]
     text = markdown(page(several, [], (0.1,)))
-    assert text.count("Distributed accuracy") == 3
+    assert text.count("Distributed accuracy") == 4
     assert figures.accuracy_over_rounds(several[0], {}) == b"distributed accuracy, % of test samples"
     both = markdown(page([*several, *flat], [], (0.1,)))
     assert "Distributed accuracy or accuracy after the last round, %" in both

@@ -298,7 +298,13 @@ def test_samples_lie_where_the_plan_says(data: Path, tmp_path: Path) -> None:
             held_labels += held.y.tolist()
         assert again.samples(again.plan.held[gateway]).y.tolist() == held_labels
         judged = again.samples(again.plan.test[gateway])
-        assert judged.x.tobytes() == test.take(cut.test[m]).x.tobytes()
+        in_order = cut.test[m][np.argsort(test.y[cut.test[m]], kind="stable")]
+        assert judged.x.tobytes() == test.take(in_order).x.tobytes()
+        pieces = again.per_class(again.plan.test[gateway])
+        assert [set(again.samples(piece).y.tolist()) - {label} for label, piece in enumerate(pieces)] == [
+            set() for _ in names
+        ]
+        assert sum(map(len, pieces)) == len(judged)
     assert len(again.samples(Place("train", 4, 4))) == 0
 
 
