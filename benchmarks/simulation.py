@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from fedbac_edge.cgroups import available_cores
 from fedbac_edge.commands import fashion
 from fedbac_edge.simulation import journal, presets, run
-from fedbac_edge.simulation.grounds import Grounds, Place
+from fedbac_edge.simulation.grounds import Grounds
 from fedbac_edge.simulation.journal import Row
 from fedbac_edge.simulation.pool import Pool
+from fedbac_edge.simulation.samples import Place
 from fedbac_edge.simulation.scenario import Scenario, with_settings
 
 State = Mapping[str, Tensor]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbac_edge import output, signals
+from fedbac_edge.commands.engines import check_engine, engine_options, start_engine
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained, stopped_run
 from fedbac_edge.commands.options import FILE, given, json_option, labels_option
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--test-samples", type=click.IntRange(1), help="Draw only so many test samples.")
 @click.option("--holdout", is_flag=True, help="Judge on a tenth of the training data: for choosing settings.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="The method's own; may repeat.")
-@click.option("--workers", type=click.IntRange(1), help="Processes. [default: one per usable core]")
+@engine_options
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/DATA-METHOD-seedN]")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @json_option("JSON lines instead of a table.")
@@ -57,6 +58,8 @@ def semi(
     method: str | None,
     path: Path | None,
     workers: int | None,
+    engine: str,
+    ray_address: str | None,
     out: Path | None,
     resume: bool,
     as_json: bool,
@@ -77,11 +80,12 @@ def semi(
       fedbac semi hassle --rounds 60 --set align_residuals=false
       fedbac semi hassle --rounds 60 --set pairing=paper
     """
-    from fedbac_edge.cgroups import available_cores
     from fedbac_edge.datasets import official
     from fedbac_edge.semi.run import read_about, run
     from fedbac_edge.semi.study import StudyError, StudyFailed
+    from fedbac_edge.simulation.engine import PoolError
 
+    check_engine(engine, ray_address)
     output.not_needed()
     try:
         with signals.stopping(signals.UNWIND_S, code=1) as stop, explained():
@@ -95,22 +99,26 @@ def semi(
                 study = _study(method, **options)
             place = path or official.locate(study.data, "--path")
             out = out or Path("runs") / f"{study.data}-{study.method}-seed{study.seed}"
-            with _showing(study, as_json) as view:
+            with (
+                contextlib.closing(
+                    start_engine(engine, workers, ray_address, study.selected, stop)
+                ) as started,
+                _showing(study, as_json) as view,
+            ):
                 view.began(study, out)
                 result = run(
                     study,
                     out,
                     place,
-                    workers or available_cores(),
+                    started,
                     resume=resume,
                     tell=view.row,
                     watch=view.went_on,
-                    stop=stop,
                 )
                 view.ended(result, out)
     except StudyError as error:
         raise Misconfigured(str(error)) from error
-    except StudyFailed as error:
+    except (StudyFailed, PoolError) as error:
         raise Failed(str(error)) from error
     except signals.Interrupted:
         raise stopped_run("semi", out) from None

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from fedbac_edge import output, signals
+from fedbac_edge.commands.engines import check_engine, engine_options, start_engine
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained, stopped_run
 from fedbac_edge.commands.options import FILE, given, json_option
 
 if TYPE_CHECKING:
-    from fedbac_edge.simulation.engine import Engine
     from fedbac_edge.simulation.journal import Row
     from fedbac_edge.simulation.scenario import Scenario
 
@@ -37,15 +37,7 @@ if TYPE_CHECKING:
 @click.option("--faults", default="", metavar="LIST", help="For example drop=0.1,crash=0.02,delay=0.5.")
 @click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any setting; may repeat.")
 @click.option("--allow-tiny", is_flag=True, help="Accept servers with under 100 test samples.")
-@click.option("--workers", type=click.IntRange(1), help="Processes. [default: one per usable core]")
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where they run: on this machine, or on a Ray cluster ('fedbac-edge[ray]').",
-)
-@click.option("--ray-address", metavar="HOST:PORT", help="[default: RAY_ADDRESS, else a Ray of its own]")
+@engine_options
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/PRESET-METHOD-SEED]")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
 @json_option("JSON lines instead of a table.")
@@ -86,8 +78,7 @@ def simulate(
     from fedbac_edge.simulation.scenario import ScenarioError
 
     as_json, data = options.pop("as_json"), options.pop("data")
-    if ray_address is not None and engine != "ray":
-        raise click.UsageError("--ray-address goes only with --engine ray")
+    check_engine(engine, ray_address)
     output.not_needed()
     try:
         with signals.stopping(signals.UNWIND_S, code=1) as stop, explained():
@@ -101,8 +92,9 @@ def simulate(
                 scenario = _scenario(what, data, **options)
             out = out or _folder(scenario)
             place = _data(scenario, data)
+            devices = sum(map(len, scenario.federation.gateways.values()))  # more jobs there never are
             with (
-                contextlib.closing(_engine(engine, workers, ray_address, scenario, stop)) as started,
+                contextlib.closing(start_engine(engine, workers, ray_address, devices, stop)) as started,
                 _showing(scenario, as_json) as view,
             ):
                 view.began(scenario, out, started.workers)
@@ -114,23 +106,6 @@ def simulate(
         raise Failed(str(error)) from error
     except signals.Interrupted:
         raise stopped_run("simulate", out) from None
-
-
-def _engine(
-    name: str, workers: int | None, address: str | None, scenario: Scenario, stop: signals.Stop
-) -> Engine:
-    if name == "local":
-        from fedbac_edge.cgroups import available_cores
-        from fedbac_edge.simulation.pool import Pool
-
-        devices = sum(map(len, scenario.federation.gateways.values()))  # more jobs than these there never are
-        return Pool(min(workers or available_cores(), devices), stop)
-    from fedbac_edge.simulation.ray_engine import NoRay, RayEngine
-
-    try:
-        return RayEngine(workers, address, stop)
-    except NoRay as error:
-        raise Misconfigured(str(error)) from error
 
 
 def _scenario(

@@ -12,69 +12,14 @@ from typing import Any
 
 import msgspec
 
+from fedbac_edge.semi.rows import Row as StudyRow
+from fedbac_edge.semi.run import About as StudyAbout
+from fedbac_edge.semi.study import Study
 from fedbac_edge.simulation import presets
 from fedbac_edge.simulation.journal import Row
 from fedbac_edge.simulation.run import About
 from fedbac_edge.simulation.scenario import Scenario, ScenarioError, roster
 from fedbac_edge.simulation.traffic import Traffic
-
-
-class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one client in one round."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    momentum: float
-    clip_norm: float | None = None
-
-
-class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared; fields that a report has no use for are left alone."""
-
-    method: str
-    data: str
-    architecture: str
-    setting: str
-    labels: float
-    alpha: float
-    clients: int
-    selected: int
-    rounds: int
-    seed: int
-    samples: int | None = None
-    test_samples: int | None = None
-    holdout: bool = False
-    training: Training
-    options: dict[str, bool | int | float | str] = {}
-
-
-class StudyAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """run.json."""
-
-    study: Study
-    software: str
-    machine: dict[str, str]
-    split: str
-    began: str = ""
-    host: str = ""
-
-
-class Score(msgspec.Struct, frozen=True):
-    """Of a view."""
-
-    accuracy: float
-
-
-class StudyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of metrics.jsonl; round 0 is an exchange before the first one."""
-
-    round: int
-    accuracy: float
-    views: dict[str, Score]
-    up_bytes: int
-    down_bytes: int
-    wall_s: float = 0.0
 
 
 def is_study(folder: Path) -> bool:

@@ -34,15 +34,15 @@ from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.parts import digest, pack
 from fedbac_edge.semi.hall import Hall, lay_out
+from fedbac_edge.semi.jobs import Workers
 from fedbac_edge.semi.method import State, method_of
 from fedbac_edge.semi.rows import Row, opened
 from fedbac_edge.semi.server import Watch, rounds, unwatched
 from fedbac_edge.semi.study import Study, StudyError, check
-from fedbac_edge.semi.workers import Workers
-from fedbac_edge.signals import Stop
 from fedbac_edge.simulation import folder as run_folder
+from fedbac_edge.simulation.engine import Engine
 from fedbac_edge.simulation.folder import write_whole
-from fedbac_edge.simulation.machine import check_machine, host, machine, now
+from fedbac_edge.simulation.machine import check_machine, host, now
 from fedbac_edge.simulation.presets import MODELS
 from fedbac_edge.simulation.run import LAST
 
@@ -97,22 +97,21 @@ def run(
     study: Study,
     folder: Path,
     data: Path,
-    workers: int,
+    engine: Engine,
     *,
     resume: bool = False,
     tell: Callable[[Row], None] = lambda row: None,
     watch: Watch = unwatched,
-    stop: Stop | None = None,
 ) -> Result:
     """Run `study` on the data set at `data` into `folder`.
 
     `tell` gets each row as it is written, `watch` is told what goes on inside a round.
 
     With `resume` an unfinished run of the same study goes on, a finished one gives its result. Raises
-    StudyError (the folder holds another run, or one and not `resume`), StudyFailed, DataError, and
-    Interrupted when `stop` says so.
+    StudyError (the folder holds another run, or one and not `resume`), StudyFailed, PoolError,
+    DataError, and Interrupted when `engine.stop` says so.
     """
-    stop = stop or Stop()
+    stop = engine.stop
     check_whole(study)
     with run_folder.held(folder, StudyError):
         if (folder / "run.json").exists():
@@ -131,7 +130,7 @@ def run(
         about = About(
             study=study,
             software=__version__,
-            machine=machine(hall.bench.model),
+            machine=engine.machine(hall.run),
             split=split.digest,
             began=now(),
             host=host(),
@@ -144,17 +143,14 @@ def run(
             here = {**about.machine, "split": about.split[:12]}
             check_machine(folder, begun, here, "semi", StudyError)
         state, last = _stored(hall, folder / "state.safetensors")
-        with (
-            contextlib.closing(opened(folder / "metrics.jsonl", last)) as table,
-            Workers(hall.folder, min(workers, study.selected), stop) as pool,
-        ):
+        with contextlib.closing(opened(folder / "metrics.jsonl", last)) as table:
 
             def keep(state: State, row: Row) -> None:
                 table.append(row)  # before the state: a line too many is cut off, one too few is lost
                 _store(folder / "state.safetensors", state, row.round)
                 tell(row)
 
-            state = rounds(hall, pool, state, last + 1, keep, watch)
+            state = rounds(hall, Workers(engine, hall), state, last + 1, keep, watch)
             result = _result(hall, state, table.rows)
         (folder / "models").mkdir(exist_ok=True)
         for name in result.parts:

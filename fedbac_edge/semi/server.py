@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from fedbac_edge.parts import Part, is_finite
 from fedbac_edge.semi.hall import Hall
+from fedbac_edge.semi.jobs import Workers
 from fedbac_edge.semi.method import Answer, Bench, Holding, Method, State
 from fedbac_edge.semi.rows import Row, Score, size
 from fedbac_edge.semi.study import StudyError, StudyFailed
-from fedbac_edge.semi.workers import Workers
 
 Watch = Callable[[int, int], None]
 """Told (answers that are there, answers of the whole round): when a round begins, and with each answer."""
@@ -51,31 +51,30 @@ class _Tally:
 def one_round(
     hall: Hall, workers: Workers, state: State, round: int, watch: Watch = unwatched
 ) -> tuple[State, Row]:
-    """One round: (the server's new memory, its row). Raises StudyFailed when training diverges."""
+    """One round: (the server's new memory, its row). Raises StudyFailed when training diverges, PoolError."""
     began = time.perf_counter()
     method, bench, holdings = hall.method, hall.bench, hall.holdings
     numbers = drawn(bench, method, holdings, hall.study.selected, round)
-    # The longest work first; the order of answers is that of the numbers whatever happens.
-    heavy = sorted(numbers, key=lambda n: -(holdings[n].labelled + holdings[n].unlabelled))
     tally = _Tally(held={number: {} for number in numbers})
     exchanges = method.exchanges(round)
     total = len(exchanges) * len(numbers)
     watch(0, total)
     for index, exchange in enumerate(exchanges):
         needed = {number: exchange.download(bench, state, holdings[number], round) for number in numbers}
-        futures = {number: workers.learn(number, needed[number], round, index) for number in heavy}
-        # A failure is known at once.
-        for count, _ in enumerate(workers.completed(futures.values()), 1):
-            watch(index * len(numbers) + count, total)
-        answers = {number: futures[number].result() for number in numbers}
+        futures = {number: workers.learn(number, needed[number], round, index) for number in numbers}
+        found: dict[int, Answer] = {}
+        for number, answer in workers.answers(futures):  # as they come: a failure is known at once
+            found[number] = answer
+            watch(index * len(numbers) + len(found), total)
+        answers = {number: found[number] for number in numbers}
         _check_finite(answers, round)
         for number, answer in answers.items():
             tally.add(number, needed[number], answer)
         state = exchange.fold(bench, state, answers, round)
     views = method.views(state)
     named = {name for view in views.values() for name, _ in view}
-    found = workers.score({name: state[name] for name in sorted(named)}, views)
-    scores = {name: Score(e.correct / e.count, e.loss_sum / e.count) for name, e in found.items()}
+    scored = workers.score({name: state[name] for name in sorted(named)}, views)
+    scores = {name: Score(e.correct / e.count, e.loss_sum / e.count) for name, e in scored.items()}
     main = next(iter(views))
     samples = [sum(answer.weights.values()) for answer in tally.answers]
     return state, Row(

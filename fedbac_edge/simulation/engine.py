@@ -1,46 +1,59 @@
-"""What does a laboratory's jobs: processes of this machine (`pool`), or of a cluster (`ray_engine`).
+"""What does a laboratory's work: processes of this machine (`pool`), or of a cluster (`ray_engine`).
 
-A job's result depends on the job alone, never on which worker did it or when: a simulation gives the same
-bits with any engine and any number of workers, as long as all of them are machines of one kind.
+A result depends on the order alone, never on which worker carried it out or when: a run gives the same bits
+with any engine and any number of workers, as long as all of them are machines of one kind. An engine knows
+nothing of what it carries; each laboratory writes and reads its own work (`jobs` of each).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 import msgspec
 
-from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, JobFailed, Trained, TrainJob
 from fedbac_edge.signals import Stop
-from fedbac_edge.simulation.grounds import NOTHING, Grounds, Place
+
+Laboratory = Literal["fleet", "flat"]
 
 
 class PoolError(RuntimeError):
-    """A worker ended, met an error that no job should meet, or cannot be had; a sentence."""
+    """A worker ended, met an error that no work should meet, or cannot be had; a sentence."""
+
+
+class WorkFailed(RuntimeError):
+    """What was asked cannot be done, as a device would say it; a sentence."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all orders of a run share."""
+
+    laboratory: Laboratory
+    folder: Path
+    """Where this process has laid the samples out (`samples`)."""
+    about: bytes
+    """The federation, or the study, in MessagePack."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is asked: one job, on whose samples. Neither: what machine it is."""
+    """What a worker is asked: a piece of `work`, empty to ask what machine it is."""
 
+    laboratory: Laboratory
     folder: str
-    """Where this process has laid the samples out."""
-    federation: bytes
-    train: TrainJob | None = None
-    evaluate: EvaluateJob | None = None
-    samples: Place = NOTHING
-    holdout: Place = NOTHING
+    about: bytes
+    work: bytes = b""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker answers: one of these."""
 
-    trained: Trained | None = None
-    evaluated: Evaluated | None = None
+    done: bytes = b""
+    """The result, in the laboratory's own words."""
     failed: str = ""
-    """The job cannot be done, as a device would say it."""
+    """It cannot be done, as a device would say it."""
     broken: str = ""
     """The worker met an error that is a fault of this software."""
     machine: dict[str, str] = {}
@@ -55,33 +68,19 @@ class Task:
     future: Future[Reply] = field(default_factory=Future)
 
 
-def task(
-    job: Job,
-    blobs: Mapping[str, bytes],
-    grounds: Grounds,
-    *,
-    samples: Place = NOTHING,
-    holdout: Place = NOTHING,
-) -> Task:
-    """The task of a job; `blobs` has the parts that it names, and others."""
-    order = Order(
-        folder=str(grounds.folder),
-        federation=grounds.federation,
-        train=job if isinstance(job, TrainJob) else None,
-        evaluate=job if isinstance(job, EvaluateJob) else None,
-        samples=samples,
-        holdout=holdout,
-    )
-    return Task(order, {hash: blobs[hash] for hash in sorted(_hashes(job))})
+def task(run: Run, work: bytes, blobs: dict[str, bytes]) -> Task:
+    """A piece of work of `run`, with the parts that it needs."""
+    order = Order(laboratory=run.laboratory, folder=str(run.folder), about=run.about, work=work)
+    return Task(order, blobs)
 
 
-def question(grounds: Grounds) -> Task:
+def question(run: Run) -> Task:
     """The task of saying what machine a worker is."""
-    return Task(Order(folder=str(grounds.folder), federation=grounds.federation), {})
+    return task(run, b"", {})
 
 
 class Engine(Protocol):
-    """Workers that do jobs; close it, or use it as a context. One may serve several simulations."""
+    """Workers that carry orders out; close it, or use it as a context. One may serve several runs."""
 
     @property
     def workers(self) -> int:
@@ -89,25 +88,13 @@ class Engine(Protocol):
 
     @property
     def stop(self) -> Stop:
-        """Whether the simulation is to end; whoever waits for a worker asks it."""
+        """Whether the run is to end; whoever waits for a worker asks it."""
 
     def put(self, task: Task, due: float = float("inf")) -> Future[Reply]:
         """Queue a task. Of those that wait, the one with the smallest `due` is begun first."""
 
-    def machine(self, grounds: Grounds) -> dict[str, str]:
+    def machine(self, run: Run) -> dict[str, str]:
         """Versions, processor and training path of the workers. Raises PoolError when they differ."""
 
     def close(self) -> None:
         """End the workers, whatever they do."""
-
-
-def event_of(future: Future[Reply], job: Job, stop: Stop) -> Event:
-    """Wait for a job's result; a job that cannot be done is a JobFailed. Raises PoolError, Interrupted."""
-    reply = stop.result(future)
-    return reply.trained or reply.evaluated or JobFailed(job.id, reply.failed)
-
-
-def _hashes(job: Job) -> set[str]:
-    if isinstance(job, TrainJob):
-        return {*job.parts.values(), *job.previous.values()}
-    return {hash for roles in job.candidates.values() for hash in roles.values()}

@@ -1,16 +1,14 @@
-"""The samples of a simulated federation, laid out so that worker processes share them without copies.
+"""The samples of a simulated federation, laid out for workers (`samples`).
 
-One folder of plain .npy files, opened as memory maps: each device's training samples are one consecutive
-piece, so are its held-out ones, those of all devices of a gateway together, and each gateway's test set.
+Each device's training samples are one consecutive piece, so are its held-out ones, those of all devices of a
+gateway together, and each gateway's test set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,23 +18,10 @@ from fedbac_edge.datasets import holdout
 from fedbac_edge.datasets.partition import Partition
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.federation import Federation
+from fedbac_edge.simulation.engine import Run
+from fedbac_edge.simulation.samples import Place, Sets, opened, write
 
 PLAN = "plan.json"
-FILES = ("train_x", "train_y", "test_x", "test_y")
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Samples `start` to `stop` of one of the two sets."""
-
-    set: Literal["train", "test"]
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-
-NOTHING = Place("train", 0, 0)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,36 +37,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Gateway -> its share of the test set, in the order of the classes."""
 
 
-@dataclass(frozen=True, eq=False)
-class Sets:
-    """All samples of both sets: x uint8 (N, H, W, C), y int64 (N,) of each. Maps of files, or arrays."""
-
-    train_x: npt.NDArray[np.uint8]
-    train_y: npt.NDArray[np.int64]
-    test_x: npt.NDArray[np.uint8]
-    test_y: npt.NDArray[np.int64]
-
-    def at(self, place: Place) -> Samples:
-        """Views, not copies."""
-        x, y = (self.train_x, self.train_y) if place.set == "train" else (self.test_x, self.test_y)
-        return Samples(x[place.start : place.stop], y[place.start : place.stop])
-
-
-def opened(folder: Path) -> Sets:
-    """The sets that were laid out there, as maps."""
-    return Sets(**{name: _open(folder / f"{name}.npy") for name in FILES})
-
-
 class Grounds:
-    """A laid-out data set, and the federation that learns on it in MessagePack, as it goes to workers."""
+    """A laid-out data set, and the federation that learns on it."""
 
-    def __init__(self, folder: Path, federation: bytes) -> None:
+    def __init__(self, folder: Path, federation: Federation) -> None:
         self.folder, self.federation = folder, federation
-
-    @cached_property
-    def description(self) -> Federation:
-        """The federation."""
-        return msgspec.msgpack.decode(self.federation, type=Federation)
+        self.run = Run("fleet", folder, msgspec.msgpack.encode(federation))
+        """For an engine."""
 
     @cached_property
     def plan(self) -> Plan:
@@ -142,8 +104,6 @@ def lay_out(
             places["holdout"][device] = place(held)
         places["held"][gateway] = Place("train", first, at)
     everything = np.concatenate(order)
-    _write(folder / "train_x.npy", train.x[everything])
-    _write(folder / "train_y.npy", train.y[everything])
 
     at = 0
     by_class = [indices[np.argsort(test.y[indices], kind="stable")] for indices in partition.test]
@@ -151,10 +111,9 @@ def lay_out(
         places["test"][gateway] = Place("test", at, at + len(indices))
         at += len(indices)
     judged = np.concatenate(by_class)
-    _write(folder / "test_x.npy", test.x[judged])
-    _write(folder / "test_y.npy", test.y[judged])
+    write(folder, train.take(everything), test.take(judged))
     (folder / PLAN).write_bytes(msgspec.json.encode(Plan(**places)))
-    return Grounds(folder, msgspec.msgpack.encode(federation))
+    return Grounds(folder, federation)
 
 
 def _roster(federation: Federation) -> list[tuple[str, tuple[str, ...]]]:
@@ -171,13 +130,3 @@ def _split(
         return indices, indices[:0]
     held = holdout.held_out(train.take(indices), fraction)
     return indices[~held], indices[held]
-
-
-def _write(path: Path, array: npt.NDArray[np.generic]) -> None:
-    with path.open("wb") as file:
-        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-
-
-def _open(path: Path) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return array

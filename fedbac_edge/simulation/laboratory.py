@@ -27,10 +27,12 @@ from fedbac_edge.protocol.engine import Event, Job, JobFailed, TrainJob
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.randomness import generator
 from fedbac_edge.simulation.drift import plan_at, round_of
-from fedbac_edge.simulation.engine import Engine, PoolError, event_of, task
-from fedbac_edge.simulation.grounds import NOTHING, Grounds, Plan
+from fedbac_edge.simulation.engine import Engine, PoolError
+from fedbac_edge.simulation.grounds import Grounds, Plan
+from fedbac_edge.simulation.jobs import event_of, task
 from fedbac_edge.simulation.journal import Journal, Row
 from fedbac_edge.simulation.observer import Observer
+from fedbac_edge.simulation.samples import NOTHING
 from fedbac_edge.simulation.scenario import Scenario
 from fedbac_edge.simulation.world import Process, Worker, World
 from fedbac_edge.store import Store
@@ -139,7 +141,7 @@ class Laboratory:
                     return seconds / 2, JobFailed(job.id, "dropped out, as simulated")
                 if is_slow < faults.straggle:
                     seconds += faults.slow_s
-            order = task(job, store.blobs, self._grounds, samples=samples, holdout=holdout)
+            order = task(job, store.blobs, self._grounds.run, samples=samples, holdout=holdout)
             future = self._engine.put(order, due=world.now + seconds)
             return seconds, lambda: event_of(future, job, self._engine.stop)
 

@@ -23,9 +23,11 @@ from fedbac_edge.protocol.engine import Evaluated, EvaluateJob
 from fedbac_edge.protocol.generations import of_view
 from fedbac_edge.protocol.messages import NO_SCORE, PartRef, RoundSummary, Score
 from fedbac_edge.simulation import traffic
-from fedbac_edge.simulation.engine import Engine, PoolError, Reply, event_of, task
-from fedbac_edge.simulation.grounds import Grounds, Place, Plan
+from fedbac_edge.simulation.engine import Engine, PoolError, Reply
+from fedbac_edge.simulation.grounds import Grounds, Plan
+from fedbac_edge.simulation.jobs import event_of, task
 from fedbac_edge.simulation.journal import Journal, Row, Server, measured, training_row
+from fedbac_edge.simulation.samples import Place
 from fedbac_edge.store import Store
 
 
@@ -135,7 +137,7 @@ class Observer:
             job = EvaluateJob(id=f"measure-{summary.round}", candidates=views, views=names)
 
             def score(place: Place, job: EvaluateJob = job) -> Future[Reply]:
-                return self._engine.put(task(job, blobs, self._grounds, holdout=place))
+                return self._engine.put(task(job, blobs, self._grounds.run, holdout=place))
 
             held = plan.held[server]
             scores[server] = (job, score(plan.test[server]), score(held) if len(held) else None)

@@ -22,10 +22,10 @@ import msgspec
 
 from fedbac_edge import signals
 from fedbac_edge.cgroups import available_cores
-from fedbac_edge.simulation import engine, grounds
+from fedbac_edge.simulation import engine, samples
 from fedbac_edge.simulation.dispatch import Dispatch
-from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
-from fedbac_edge.simulation.grounds import Grounds, Sets
+from fedbac_edge.simulation.engine import Order, PoolError, Reply, Run, Task
+from fedbac_edge.simulation.samples import Sets
 from fedbac_edge.simulation.worker import answer
 
 SHELF = 64
@@ -59,9 +59,9 @@ class Pool:
         """See Engine."""
         return self._dispatch.put(task, due)
 
-    def machine(self, grounds: Grounds) -> dict[str, str]:
+    def machine(self, run: Run) -> dict[str, str]:
         """See Engine."""
-        return self.stop.result(self._dispatch.put(engine.question(grounds), 0.0)).machine
+        return self.stop.result(self._dispatch.put(engine.question(run), 0.0)).machine
 
     def close(self) -> None:
         """See Engine."""
@@ -146,10 +146,10 @@ def _work(connection: Connection, tells: bool) -> None:
 
 
 def _answer(order: Order, blobs: Mapping[str, bytes]) -> Reply:
-    return answer(order, blobs, lambda: _opened(order.folder, order.federation))
+    return answer(order, blobs, lambda: _opened(order.folder, order.about))
 
 
 @lru_cache(maxsize=4)
-def _opened(folder: str, federation: bytes) -> Sets:
-    """The maps; of another federation they may be others in the same folder."""
-    return grounds.opened(Path(folder))
+def _opened(folder: str, about: bytes) -> Sets:
+    """The maps; of another run they may be others in the same folder."""
+    return samples.opened(Path(folder))

@@ -31,10 +31,10 @@ import numpy.typing as npt
 from fedbac_edge import __version__, vector_level
 from fedbac_edge.cgroups import available_cores
 from fedbac_edge.signals import POLL_S, Stop, kept
-from fedbac_edge.simulation import engine, grounds
+from fedbac_edge.simulation import engine, samples
 from fedbac_edge.simulation.dispatch import Dispatch
-from fedbac_edge.simulation.engine import Order, PoolError, Reply, Task
-from fedbac_edge.simulation.grounds import Grounds, Sets
+from fedbac_edge.simulation.engine import Laboratory, Order, PoolError, Reply, Run, Task
+from fedbac_edge.simulation.samples import Sets
 from fedbac_edge.simulation.worker import answer, machine_for
 
 TRIES = 3
@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     reply: Reply
     node: str
     kind: dict[str, str]
-    """All that results depend on: of one simulation, every answer has the same."""
+    """All that results depend on: of one run, every answer has the same."""
 
 
 class RayEngine:
@@ -94,9 +94,9 @@ class RayEngine:
         """See Engine."""
         return self._dispatch.put(task, due)
 
-    def machine(self, grounds: Grounds) -> dict[str, str]:
+    def machine(self, run: Run) -> dict[str, str]:
         """See Engine. Every worker is asked, before anything is begun."""
-        task = engine.question(grounds)
+        task = engine.question(run)
         asked = [self._sent(actor, task) for actor in self._actors]
         return [self._received(task.order, reference) for reference in asked][-1].machine
 
@@ -133,13 +133,13 @@ class RayEngine:
     def _sent(self, actor: Any, task: Task) -> Any:
         """A reference to an Answer that is to come."""
         order, data = task.order, list(task.blobs.items())
-        sets = self._sets.of((order.folder, order.federation), partial(_arrays, order)) if data else []
+        sets = self._sets.of((order.folder, order.about), partial(_arrays, order)) if data else []
         parts = [ref for hash, part in data for ref in self._parts.of(hash, partial(list, (part,)))]
         return actor.answer.remote(msgspec.msgpack.encode(order), list(task.blobs), *parts, *sets)
 
     def _received(self, order: Order, reference: Any) -> Reply:
         found = msgspec.msgpack.decode(self._get(reference), type=Answer)
-        self._kinds.check(order.federation, found)
+        self._kinds.check(order.about, found)
         return found.reply
 
     def _get(self, reference: Any) -> Any:
@@ -157,20 +157,20 @@ class RayEngine:
 
 
 class OneKind:
-    """Holds every answer of a federation to the machine that the first one came from."""
+    """Holds every answer of a run to the machine that the first one came from."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, Answer] = {}
         self._lock = threading.Lock()
 
-    def check(self, federation: bytes, found: Answer) -> None:
+    def check(self, about: bytes, found: Answer) -> None:
         """Results of unlike machines are not mixed: raises PoolError naming what differs."""
         if (version := found.kind["fedbac-edge"]) != __version__:
             raise PoolError(
                 f"{found.node} has fedbac-edge {version}, here is {__version__}: install the same"
             )
         with self._lock:
-            first = self._first.setdefault(federation, found)
+            first = self._first.setdefault(about, found)
         unlike = [name for name, value in found.kind.items() if value != first.kind.get(name)]
         if unlike:
             told = "; ".join(f"{name} {first.kind.get(name)!r} and {found.kind[name]!r}" for name in unlike)
@@ -201,8 +201,8 @@ class _Stored:
 
 def _arrays(order: Order) -> list[npt.NDArray[Any]]:
     """The four arrays of `Sets`, in the order of its fields."""
-    there = grounds.opened(Path(order.folder))
-    return [np.asarray(getattr(there, name)) for name in grounds.FILES]
+    there = samples.opened(Path(order.folder))
+    return [np.asarray(getattr(there, name)) for name in samples.FILES]
 
 
 def _connected(workers: int | None, address: str | None) -> tuple[Any, contextlib.ExitStack]:
@@ -288,10 +288,14 @@ class _Worker:
         asked = msgspec.msgpack.decode(order, type=Order)
         parts, arrays = stored[: len(hashes)], stored[len(hashes) :]
         reply = answer(asked, dict(zip(hashes, parts, strict=True)), lambda: Sets(*arrays))
-        kind = _kind(asked.federation)
+        kind = _kind(asked.laboratory, asked.about)
         return msgspec.msgpack.encode(Answer(reply=reply, node=platform.node(), kind=kind))
 
 
 @lru_cache(maxsize=4)
-def _kind(federation: bytes) -> dict[str, str]:
-    return {**machine_for(federation), "fedbac-edge": __version__, "processor": vector_level.model_name()}
+def _kind(laboratory: Laboratory, about: bytes) -> dict[str, str]:
+    return {
+        **machine_for(laboratory, about),
+        "fedbac-edge": __version__,
+        "processor": vector_level.model_name(),
+    }

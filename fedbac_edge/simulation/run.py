@@ -117,7 +117,7 @@ def simulate(
         about = About(
             scenario=scenario,
             software=__version__,
-            machine=engine.machine(grounds),
+            machine=engine.machine(grounds.run),
             partition=_digest(folder),
             began=now(),
             host=host(),

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Protocol, cast
 
-import msgspec
+from fedbac_edge.models.description import Architecture
+from fedbac_edge.simulation.engine import Laboratory, Order, Reply, WorkFailed
+from fedbac_edge.simulation.samples import Sets
 
-from fedbac_edge.federation import Federation
-from fedbac_edge.protocol.engine import Trained
-from fedbac_edge.simulation.engine import Order, Reply
-from fedbac_edge.simulation.grounds import Sets
+JOBS: dict[Laboratory, str] = {
+    "fleet": "fedbac_edge.simulation.jobs",
+    "flat": "fedbac_edge.semi.jobs",
+}
+"""Laboratory -> the module that reads its work."""
+
+
+class Jobs(Protocol):
+    """What each of these modules has."""
+
+    @staticmethod
+    def perform(about: bytes, work: bytes, blobs: Mapping[str, bytes], sets: Sets) -> bytes:
+        """Do the work. Raises WorkFailed."""
+
+    @staticmethod
+    def model(about: bytes) -> Architecture:
+        """The network whose training path belongs to a run's identity."""
 
 
 def answer(order: Order, blobs: Mapping[str, bytes], sets: Callable[[], Sets]) -> Reply:
     """Do what is asked; `sets` gives the samples. No error is raised: it stands in the reply."""
     try:
-        from fedbac_edge.learning.jobs import JobError, perform
-    except ModuleNotFoundError as error:
-        return _without(error)
-    federation = described(order.federation)
-    job = order.train or order.evaluate
-    try:
-        if job is None:
-            return Reply(machine=machine_for(order.federation))
-        there = sets()
-        event = perform(job, blobs, federation, there.at(order.samples), there.at(order.holdout))
-    except JobError as error:
+        if not order.work:
+            return Reply(machine=machine_for(order.laboratory, order.about))
+        return Reply(done=_jobs(order.laboratory).perform(order.about, order.work, blobs, sets()))
+    except WorkFailed as error:
         return Reply(failed=str(error)[:400])
     except ModuleNotFoundError as error:
         return _without(error)
     except Exception as error:
         return Reply(broken=f"{type(error).__name__} in a worker: {error}")
-    return Reply(trained=event) if isinstance(event, Trained) else Reply(evaluated=event)
 
 
 def _without(error: ModuleNotFoundError) -> Reply:
@@ -40,16 +49,12 @@ def _without(error: ModuleNotFoundError) -> Reply:
 
 
 @lru_cache(maxsize=4)
-def described(federation: bytes) -> Federation:
-    """The federation."""
-    return msgspec.msgpack.decode(federation, type=Federation)
-
-
-@lru_cache(maxsize=4)
-def machine_for(federation: bytes) -> dict[str, str]:
-    """What this process's results depend on when it trains that federation's model."""
-    from fedbac_edge.models.catalog import architecture
+def machine_for(laboratory: Laboratory, about: bytes) -> dict[str, str]:
+    """What this process's results depend on when it trains that run's model."""
     from fedbac_edge.simulation.machine import machine
 
-    model = described(federation).model
-    return machine(architecture(model.architecture, model.input, len(model.classes)))
+    return machine(_jobs(laboratory).model(about))
+
+
+def _jobs(laboratory: Laboratory) -> Jobs:
+    return cast(Jobs, importlib.import_module(JOBS[laboratory]))

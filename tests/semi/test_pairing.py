@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,15 +21,25 @@ from fedbac_edge.methods.hassle import Stage
 from fedbac_edge.models.additive import dump, load, network
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts import Part
+from fedbac_edge.semi import run as study_run
 from fedbac_edge.semi.hall import Hall, lay_out
 from fedbac_edge.semi.hassle import BEFORE, DUALS, RESIDUALS, Hassle
 from fedbac_edge.semi.method import method_of
 from fedbac_edge.semi.rows import Row, read
-from fedbac_edge.semi.run import Result, run
+from fedbac_edge.semi.run import Result
 from fedbac_edge.semi.study import Option, Study, StudyError
+from fedbac_edge.simulation.pool import Pool
 from fedbac_edge.simulation.presets import MODELS
 
 MakeStudy = Callable[..., Study]
+
+
+def run(study: Study, folder: Path, data: Path, workers: int, **options: Any) -> Result:
+    """The study with so many workers of this machine."""
+    with Pool(workers) as engine:
+        return study_run.run(study, folder, data, engine, **options)
+
+
 W_S, W_U, R_S, R_U = (*DUALS, *RESIDUALS)
 OPTIONS = {"pairing": "paper", "residual_steps": 7}
 HALVES: tuple[tuple[Stage, tuple[str, ...]], ...] = (("residuals", RESIDUALS), ("duals", DUALS))

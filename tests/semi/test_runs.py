@@ -21,13 +21,21 @@ from fedbac_edge.datasets.annotation import Annotation, AnnotationError
 from fedbac_edge.parts import Part
 from fedbac_edge.reports.merit import merit
 from fedbac_edge.reports.reading import read_run
+from fedbac_edge.semi import run as study_run
 from fedbac_edge.semi.method import Answer, Bench, Client, Holding, method_of
 from fedbac_edge.semi.rows import read
-from fedbac_edge.semi.run import run
+from fedbac_edge.semi.run import Result
 from fedbac_edge.semi.server import drawn
 from fedbac_edge.semi.study import METHODS, Study, StudyError, StudyFailed, Training, check
+from fedbac_edge.simulation.pool import Pool
 
 MakeStudy = Callable[..., Study]
+
+
+def run(study: Study, folder: Path, data: Path, workers: int, **options: Any) -> Result:
+    """The study with so many workers of this machine."""
+    with Pool(workers) as engine:
+        return study_run.run(study, folder, data, engine, **options)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +57,11 @@ def test_any_number_of_workers_and_a_kill_give_the_same_models(
     program = (
         "import sys, msgspec; from pathlib import Path; from fedbac_edge.semi.run import run\n"
         "from fedbac_edge.semi.study import Study\n"
+        "from fedbac_edge.simulation.pool import Pool\n"
         "if __name__ == '__main__':\n"
         "    study = msgspec.json.decode(sys.argv[1], type=Study)\n"
-        "    run(study, Path(sys.argv[2]), Path(sys.argv[3]), 2, resume=True)\n"
+        "    with Pool(2) as engine:\n"
+        "        run(study, Path(sys.argv[2]), Path(sys.argv[3]), engine, resume=True)\n"
     )
     script = tmp_path / "program.py"
     script.write_text(program)
@@ -78,6 +88,17 @@ def test_any_number_of_workers_and_a_kill_give_the_same_models(
     )
     assert one == other
     assert [row["round"] for row in one] == [1, 2, 3]
+
+
+def test_a_ray_cluster_gives_the_same_models(
+    data: Path, undisturbed: Path, make_study: MakeStudy, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    from fedbac_edge.simulation.ray_engine import RayEngine
+
+    study = make_study("fixmatch", options={"tau": 0.2}, rounds=3)
+    with RayEngine(2, "local") as engine:
+        assert study_run.run(study, tmp_path / "ray", data, engine).hash == hash_of(undisturbed)
 
 
 def _await_end_of_workers(session: int) -> None:

@@ -27,11 +27,11 @@ from fedbac_edge.methods import method
 from fedbac_edge.parts import Part
 from fedbac_edge.semi.hall import Hall, lay_out
 from fedbac_edge.semi.hassle import BEFORE, DUALS, RESIDUALS
+from fedbac_edge.semi.jobs import Workers
 from fedbac_edge.semi.method import State
 from fedbac_edge.semi.rows import Row
 from fedbac_edge.semi.server import one_round
 from fedbac_edge.semi.study import Study, Training
-from fedbac_edge.semi.workers import Workers
 from fedbac_edge.simulation import journal, run
 from fedbac_edge.simulation.pool import Pool
 from fedbac_edge.simulation.presets import MODELS
@@ -97,9 +97,9 @@ def in_the_flat_laboratory(
 ) -> tuple[dict[str, Part], list[Row]]:
     state: State = {**start, **{dual + BEFORE: start[dual] for dual in DUALS}}
     rows = []
-    with Workers(hall.folder, 1) as workers:
+    with Pool(1) as engine:
         for number in rounds:
-            state, row = one_round(hall, workers, state, number)
+            state, row = one_round(hall, Workers(engine, hall), state, number)
             rows.append(row)
     return dict(state), rows
 

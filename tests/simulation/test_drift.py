@@ -14,8 +14,9 @@ from fedbac_edge.federation import Federation, MethodTable, ModelTable, Selectio
 from fedbac_edge.protocol.engine import EvaluateJob
 from fedbac_edge.simulation import journal, run
 from fedbac_edge.simulation.drift import plan_at, round_of
-from fedbac_edge.simulation.grounds import Place, Plan
+from fedbac_edge.simulation.grounds import Plan
 from fedbac_edge.simulation.pool import Pool
+from fedbac_edge.simulation.samples import Place
 from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, check, roster
 
 

@@ -29,8 +29,9 @@ from fedbac_edge.federation import (
 )
 from fedbac_edge.simulation import journal, laboratory, presets, run
 from fedbac_edge.simulation.faults import Faults
-from fedbac_edge.simulation.grounds import Grounds, Place, lay_out
+from fedbac_edge.simulation.grounds import Grounds, lay_out
 from fedbac_edge.simulation.pool import Pool
+from fedbac_edge.simulation.samples import Place
 from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError, roster
 from fedbac_edge.store import Store
 
