@@ -62,7 +62,7 @@ class Grounds:
     def per_class(self, place: Place) -> tuple[Place, ...]:
         """A place in the order of the classes, cut into these; empty where there are no samples of one."""
         y = self.samples(place).y
-        ends = np.searchsorted(y, np.arange(len(self.description.model.classes)), side="right")
+        ends = np.searchsorted(y, np.arange(len(self.federation.model.classes)), side="right")
         starts = [0, *ends[:-1].tolist()]
         return tuple(
             Place(place.set, place.start + begin, place.start + end)
