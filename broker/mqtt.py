@@ -65,7 +65,7 @@ class MqttBus:
     Args:
         url: the broker; its certificate files are read here (BadUrl), and again for every connection, so
             that certificates can be replaced under a running process.
-        client_id: stable, and unique in the broker.
+        client_id: stable, and unique in the broker; one that `url` carries goes before it.
         inbox: receives every BusEvent, from the bus's own thread.
         will: published (QoS 1, retained) by the broker when this client vanishes.
         keep_alive: seconds after which the broker may think us dead; pings go out twice as often.
@@ -94,7 +94,7 @@ class MqttBus:
     ) -> None:
         self._settings = LinkSettings(
             url=url,
-            client_id=client_id,
+            client_id=url.client_id or client_id,
             will=will,
             keep_alive=keep_alive,
             session_expiry=session_expiry,

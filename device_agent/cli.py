@@ -69,6 +69,11 @@ _FEDERATION = _option("--federation", metavar="NAME", help="Needed only when the
 _CA = _option("--ca", metavar="FILE", help="Authority that signed the broker's certificate (PEM, mqtts://).")
 _CERT = _option("--cert", metavar="FILE", help="This device's certificate (PEM).")
 _KEY = _option("--key", metavar="FILE", help="The key of --cert (PEM, not encrypted).")
+_CLIENT_ID = _option(
+    "--client-id",
+    metavar="ID",
+    help="Client name, where the broker prescribes it; join and serve need one each.",
+)
 _JSON = _option("--json", is_flag=True, help="One JSON object per line.")
 _CONFIG = click.option(
     "--config",
@@ -103,6 +108,7 @@ _CONFIG = click.option(
 @_CA
 @_CERT
 @_KEY
+@_CLIENT_ID
 @_option("--resize", is_flag=True, help="Scale pictures of another size instead of refusing them.")
 @_option("--strict", is_flag=True, help="Refuse damaged pictures instead of passing them over.")
 @_JSON
@@ -146,6 +152,7 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
 @_CA
 @_CERT
 @_KEY
+@_CLIENT_ID
 @_JSON
 @_CONFIG
 def serve(config: Path | None, json: bool, **chosen: Any) -> None:

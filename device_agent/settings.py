@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +47,7 @@ class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
+    client_id: str | None = None
     resize: bool | None = None
     strict: bool | None = None
     fit: bool | None = None
@@ -137,9 +138,10 @@ def checked(
     key: str | None,
     resize: bool,
     strict: bool = False,
+    client_id: str | None = None,
 ) -> Settings:
     """Settings that a device can join with. Raises SettingsError, BadName, BadUrl, DataError."""
-    edge, url = _place(edge, name, federation, broker, ca, cert, key)
+    edge, url = _place(edge, name, federation, broker, ca, cert, key, client_id)
     if data is None or not data.strip():
         raise MissingData(edge)
     if not Path(data).exists():
@@ -169,9 +171,10 @@ def checked_for_serving(
     key: str | None,
     release_key: str | None,
     fit: bool = False,
+    client_id: str | None = None,
 ) -> ServeSettings:
     """Settings that a device can serve with. Raises SettingsError, BadName, BadUrl."""
-    edge, url = _place(edge, name, federation, broker, ca, cert, key)
+    edge, url = _place(edge, name, federation, broker, ca, cert, key, client_id)
     try:
         trusted = keys.read_public(release_key) if release_key else None
     except keys.KeyFileError as error:
@@ -195,6 +198,7 @@ def _place(
     ca: str | None,
     cert: str | None,
     key: str | None,
+    client_id: str | None,
 ) -> tuple[str, BrokerUrl]:
     """The gateway and the broker. Raises SettingsError, BadName, BadUrl."""
     if edge is None:
@@ -208,4 +212,4 @@ def _place(
         check_name(federation, "federation")
     url = BrokerUrl.parse(broker, ca=ca or None, certificate=cert or None, key=key or None)
     url.tls_context()  # reads the certificates: a wrong file is named now, not at the first connection
-    return edge, url
+    return edge, replace(url, client_id=client_id or None)

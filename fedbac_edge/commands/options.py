@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,11 +17,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BROKER = "mqtt://localhost:1883"
 FILE = click.Path(path_type=Path)
+_CLIENT_ID = f"{__name__}.client_id"
 
 
 def broker_options(function: F) -> F:
-    """--broker, --ca, --cert, --key."""
+    """--broker, --ca, --cert, --key, --client-id."""
     for option in (
+        click.option(
+            "--client-id",
+            metavar="ID",
+            envvar="FEDBAC_CLIENT_ID",
+            show_envvar=True,
+            expose_value=False,
+            callback=_remember_client_id,
+            help="Client name, where the broker prescribes it. One process alone may use it at a time.",
+        ),
         click.option(
             "--key",
             type=FILE,
@@ -110,7 +121,16 @@ def address(broker: str, ca: Path | None, cert: Path | None, key: Path | None) -
     """The broker's address from the shared options; raises BadUrl."""
     from broker.url import BrokerUrl
 
-    return BrokerUrl.parse(broker, ca=ca, certificate=cert, key=key)
+    url = BrokerUrl.parse(broker, ca=ca, certificate=cert, key=key)
+    context = click.get_current_context(silent=True)
+    client_id = None if context is None else context.meta.get(_CLIENT_ID)
+    return dataclasses.replace(url, client_id=client_id)
+
+
+def _remember_client_id(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None and not value.strip():
+        raise click.BadParameter("a client name is not empty")
+    context.meta[_CLIENT_ID] = value
 
 
 def say_warnings() -> None:
