@@ -143,6 +143,12 @@ def run(
                     )
                     view.note(f"stopped {where}; the same command goes on from there")
                     return
+                if machine.has_given_up:
+                    raise Failed(
+                        f"gave up in round {machine.state.round}: no update has counted in "
+                        f"{machine.state.voids} rounds in a row. What gateways print says why devices "
+                        "declined or were refused; the same command goes on from there"
+                    )
                 view.note(f"finished: {federation.rounds} rounds; next: fedbac export --state {directory}")
 
 
@@ -203,8 +209,8 @@ class Follow:
         if before is None:
             before = self._federation.rounds * (number - 1)
         if number > 1 and round <= before:
-            number, before = number - 1, max(0, before - self._federation.rounds)
-        return number, before
+            return number - 1, max(0, before - self._federation.rounds)
+        return number, before + state.unused
 
 
 def restored(line: LedgerLine) -> str:

@@ -70,6 +70,8 @@ from fedbac_edge.protocol.messages import (
 )
 
 RECLAIM_S = 10.0
+VOIDS_LEAST = 10
+"""A campaign ends after as many void rounds in a row as it has rounds, and after no fewer than these."""
 GRACE_S = 60.0
 """So long a gateway that vanished in an open fleet is waited for."""
 REPEAT_S = 5.0
@@ -464,6 +466,8 @@ class Cloud:
         if took:  # a void round does not tell how long a round takes
             state.seconds = [*state.seconds, max(took)][-deadlines.HISTORY :]
         state.void, state.voids = not fresh, 0 if fresh else state.voids + 1
+        if state.void and self._counts_updates_alone:
+            state.unused += 1
         summary = summaries.of_training(state, now)
         published = generations.advance(state, self.method, fresh)
         closed = [
@@ -477,7 +481,12 @@ class Cloud:
         to_sweep = self.method.reassigns and linucb.due(
             self._round_in_campaign(), federation.rounds, federation.assignment.every
         )
-        if to_sweep or state.round >= self.last_round:
+        if self.has_given_up and not self.continuing:
+            state.phase = "finished"
+            gave_up = Log("gave up", "", state.round, {"void": state.voids})
+            return [*closed, gave_up, *self._release(), self.status("finished")]
+        moves = not (state.void and self._counts_updates_alone)
+        if moves and (to_sweep or state.round >= self.last_round):
             return [*closed, *self._evaluate(now)]
         return [*closed, *self._release(), *self._go_on(now)]
 
@@ -558,24 +567,35 @@ class Cloud:
 
     @property
     def last_round(self) -> int:
-        """T in the first campaign; rounds are counted on in the next ones."""
+        """T in the first campaign; rounds are counted on in the next ones. Void rounds come on top."""
         return self._rounds_before() + self.federation.rounds
+
+    @property
+    def _counts_updates_alone(self) -> bool:
+        """In a fleet void rounds do not use up a campaign; a laboratory has the paper's number."""
+        return self.federation.evaluation == "holdout"
+
+    @property
+    def has_given_up(self) -> bool:
+        """So many rounds in a row were void that more of them promise nothing."""
+        return self._counts_updates_alone and self.state.voids >= max(VOIDS_LEAST, self.federation.rounds)
 
     def _round_in_campaign(self) -> int:
         """t: 1 in the first round of every campaign, T in the last; 0 before the first one."""
         return self.state.round - self._rounds_before()
 
     def _rounds_before(self) -> int:
-        """How many came before this campaign."""
+        """How many came before this campaign, and those in it that were void."""
         after = self.state.campaign_after
-        return self.federation.rounds * (self.state.campaign - 1) if after is None else after
+        before = self.federation.rounds * (self.state.campaign - 1) if after is None else after
+        return before + self.state.unused
 
     def _continue(self, now: float) -> list[Action]:
         """A fleet has no last round: the next campaign goes on with parts, arms and posteriors."""
         if not self.continuing:
             return []
         self.state.campaign += 1
-        self.state.campaign_after = self.state.round
+        self.state.campaign_after, self.state.unused = self.state.round, 0
         return [Log("campaign", "", self.state.round, {"number": self.state.campaign}), *self._go_on(now)]
 
     def _go_on_after_restart(self, now: float) -> list[Action]:
@@ -585,6 +605,9 @@ class Cloud:
         again = [*renewed, *self._release_again()]
         if self.state.phase != "finished":
             return again
+        if self.has_given_up:  # whoever starts it again has mended something
+            self.state.voids = 0
+            return [*again, *self._go_on(now)]
         if self.state.round < self.last_round:  # more rounds than when it ended
             return [
                 *again,

@@ -121,6 +121,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     """The latest round brought no update at all."""
     voids: int = 0
     """How many rounds in a row did not."""
+    unused: int = 0
+    """Void rounds of this campaign: in a fleet they do not use it up."""
     began: float = 0.0
     last: RoundSummary | None = None
     timers: dict[str, float] = {}

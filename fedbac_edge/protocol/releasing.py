@@ -70,7 +70,12 @@ class Signer(Protocol):
 
 
 def is_due(state: CloudState, federation: Federation) -> bool:
-    """After each `every` rounds and after the last one, once per round; and when one waited for a sweep."""
+    """After each `every` rounds and after the last one, once per round; and when one waited for a sweep.
+
+    Never before an update has counted.
+    """
+    if not state.last_update:
+        return False  # nothing has counted yet: the models are as they were drawn
     if state.build_again and state.building is None:
         return True
     every = federation.releases.every

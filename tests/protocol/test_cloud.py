@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedbac_edge.parts import pack, unpack
-from fedbac_edge.protocol import gate
-from fedbac_edge.protocol.cloud import Cloud
+from fedbac_edge.protocol import gate, releasing
+from fedbac_edge.protocol.cloud import VOIDS_LEAST, Cloud
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.engine import (
     Announce,
@@ -414,3 +414,50 @@ def test_a_gateway_that_vanished_in_an_open_fleet_costs_the_grace_and_not_the_de
     assert centre.bench.logged("gone", fired)
     (line,) = centre.bench.logged("aggregated", fired)
     assert line.detail["void"] is False
+
+
+def phase(centre: Centre) -> str:
+    return centre.state.phase
+
+
+def void_round(centre: Centre) -> list[Any]:
+    """Both sites report that nothing counted; what follows, until the next round has begun."""
+    for gateway in ("gw1", "gw2"):
+        centre.update(gateway, parts={}, samples=0, void="0 updates of 2 asked, 1 needed")
+    actions = centre.bench.run_timers()
+    if centre.state.phase == "gathering":
+        centre.bench.now = centre.state.timers["gather"]
+        actions += centre.bench.run_timers()
+    return list(actions)
+
+
+def test_void_rounds_do_not_use_up_a_campaign(centre: Centre) -> None:
+    """Seen: three void rounds of three, and the campaign was over with a release of random weights."""
+    for _ in range(centre.federation.rounds + 1):
+        void_round(centre)
+    assert (centre.state.phase, centre.state.round) == ("training", 6)
+    assert centre.bench.machine.last_round == 9
+    for _ in range(centre.federation.rounds):
+        assert phase(centre) == "training"
+        for gateway in ("gw1", "gw2"):
+            centre.update(gateway, 1.0, 1.0)
+        centre.bench.run_timers()
+        while phase(centre) == "evaluating":
+            for gateway in ("gw1", "gw2"):
+                task = sorted(centre.state.assignment.items())
+                centre.scores(gateway, scores={k: Score(10, 5, 10.0) for k in sorted({k for _, k in task})})
+            centre.bench.run_timers()
+    assert (centre.state.phase, centre.state.round) == ("finished", 9)
+    assert not centre.bench.machine.has_given_up
+
+
+def test_a_campaign_in_which_nothing_counts_is_given_up_and_can_go_on(centre: Centre) -> None:
+    actions = [void_round(centre) for _ in range(VOIDS_LEAST)]
+    assert phase(centre) == "finished"
+    assert centre.bench.machine.has_given_up
+    assert centre.bench.logged("gave up", actions[-1])[0].detail == {"void": VOIDS_LEAST}
+    assert not any(centre.bench.logged("finished", each) for each in actions)
+    assert not releasing.is_due(centre.state, centre.federation)
+    centre.bench.do(Started())
+    assert phase(centre) == "gathering", "started again, it goes on"
+    assert not centre.bench.machine.has_given_up

@@ -472,6 +472,7 @@ class FinishedCloud:
             state.parts = {name: PartRef(name, digest(data), len(data)) for name, data in drawn.items()}
             state.previous = {}
             state.phase, state.round = "finished", max(self.federation.rounds, state.round + 1)
+            state.last_update = {"gw1": state.round}
             state.clustering = linucb.start({"gw1": 0, "gw2": 1}, 2, self.federation.assignment.arms)
             with store.transaction():
                 for data in drawn.values():

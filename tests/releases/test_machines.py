@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 def test_when_a_release_is_due(federation: Federation, every: int, round: int, phase: str, due: bool) -> None:
     federation = msgspec.structs.replace(federation, releases=ReleaseTable(every=every))
     state = CloudState(instance="1" * 8, round=round, phase=phase)  # type: ignore[arg-type]
+    assert not releasing.is_due(state, federation), "no update has counted"
+    state.last_update = {"gw1": 1}
     assert releasing.is_due(state, federation) is due
 
 
