@@ -124,7 +124,7 @@ class TrainingWorker:
             try:
                 opened = answer.get(timeout=0.2)
             except queue.Empty:
-                if not self._thread.is_alive():
+                if not self._thread.is_alive() and not stop():  # `stop` can say more
                     raise WorkerError("the thread that looks after the training has died") from None
                 continue
             match opened:
