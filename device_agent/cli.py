@@ -129,8 +129,8 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
     """
     try:
         wanted = settings.checked(**chosen)
-    except (settings.SettingsError, BadName, BadUrl, DataError) as error:
-        raise click.UsageError(str(error)) from error
+    except (settings.SettingsError, BadName, BadUrl, DataError, OSError) as error:
+        raise click.UsageError(_sentence(error)) from error
     from device_agent import agent
 
     _run(lambda: agent.join(wanted, Voice(json)))
@@ -170,14 +170,21 @@ def serve(config: Path | None, json: bool, **chosen: Any) -> None:
     """
     try:
         wanted = settings.checked_for_serving(**chosen)
-    except (settings.SettingsError, BadName, BadUrl) as error:
-        raise click.UsageError(str(error)) from error
+    except (settings.SettingsError, BadName, BadUrl, OSError) as error:
+        raise click.UsageError(_sentence(error)) from error
     try:
         from device_agent import serve as serving
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'fedbac-edge[infer]'") from error
 
     _run(lambda: serving.serve(wanted, Voice(json)))
+
+
+def _sentence(error: Exception) -> str:
+    """Of the system's own errors the file and the reason, without numbers and brackets."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; choose another, or let this user read it"
+    return str(error)
 
 
 def _run(what: Callable[[], None]) -> None:

@@ -86,7 +86,7 @@ class ServeSettings:
 def read_file(path: Path) -> dict[str, Any]:
     """The settings in a file, paths made absolute. Raises SettingsError."""
     try:
-        written = msgspec.convert(tomllib.loads(path.read_text("utf-8")), AgentFile)
+        written = msgspec.convert(tomllib.loads(path.read_text("utf-8-sig")), AgentFile)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:

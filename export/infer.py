@@ -16,6 +16,7 @@ from export.session import LARGEST_BATCH, InputError, ModelError, OtherSize, Pre
 from fedbac_edge import signals
 from fedbac_edge.datasets import picture, picture_files
 from fedbac_edge.datasets.picture_files import PassedOver
+from fedbac_edge.datasets.shown import shown
 
 SUFFIXES = picture.SUFFIXES | {".npy"}
 SERVED = Path("serving") / "model.onnx"
@@ -133,17 +134,16 @@ def line(name: str, prediction: Prediction, *, top: int, as_json: bool) -> str:
     ranked = prediction.top_k(top)
     if not as_json:
         return f"{name}: " + ", ".join(f"{label} {100 * share:.1f} %" for label, share in ranked)
-    return json.dumps(
-        {
-            "file": name,
-            "label": prediction.label,
-            "index": prediction.index,
-            "probability": round(prediction.probability, 6),
-            "logits": [round(float(value), 6) for value in prediction.logits],
-            "top": [{"label": label, "probability": round(share, 6)} for label, share in ranked],
-        },
-        ensure_ascii=False,
-    )
+    fields = {
+        "file": name,
+        "label": prediction.label,
+        "index": prediction.index,
+        "probability": round(prediction.probability, 6),
+        "logits": [round(float(value), 6) for value in prediction.logits],
+        "top": [{"label": label, "probability": round(share, 6)} for label, share in ranked],
+    }
+    # A name that is no text is JSON only in escapes; its reader gets the very same name.
+    return json.dumps(fields, ensure_ascii=shown(name) != name)
 
 
 def images(path: Path, session: Session, *, fit: bool = False) -> Iterator[Named]:

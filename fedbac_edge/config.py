@@ -29,7 +29,7 @@ class FederationError(ValueError):
 def load(path: Path) -> Federation:
     """Read and check a federation file. Raises FederationError naming the file and what to change."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # editors on Windows begin with a byte order mark
     except FileNotFoundError:
         raise FederationError(
             f"there is no file {path}; `fedbac init --out {path}` writes one with every setting explained"
