@@ -103,7 +103,10 @@ def test_a_user_without_a_home_is_told_what_to_give(tmp_path: Path) -> None:
     for command in (("join", "--edge", "gw1", "--data", "photos"), ("serve", "--edge", "gw1")):
         done = run(sys.executable, "-c", program, *command, at=tmp_path, XDG_STATE_HOME="")
         assert done.returncode == 2, done.stderr
-        assert "this user has no home folder to keep the device's identity in: give a folder with --state" in done.stderr
+        assert (
+            "this user has no home folder to keep the device's identity in: give a folder with --state"
+            in done.stderr
+        )
     done = run(sys.executable, "-c", program, "infer", "photos", at=tmp_path, XDG_STATE_HOME="")
     assert done.returncode == 2
     assert "give a --model" in done.stderr
