@@ -12,6 +12,7 @@ from broker.mqtt import MqttBus
 from device_agent import identity, pipe
 from device_agent.endings import GOODBYE_S, Failed, Misconfigured
 from device_agent.narrator import Narrator
+from device_agent.recovery import opened_or_new
 from device_agent.rescan import Rescan, rescanning
 from device_agent.settings import Settings
 from device_agent.stay import find, staying
@@ -24,13 +25,14 @@ from fedbac_edge.membership import device_missing
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
-from fedbac_edge.protocol.device import Device, Profile
+from fedbac_edge.protocol.device import Device, DeviceState, Profile
 from fedbac_edge.protocol.engine import DataRead
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Inbox, Runtime, Stopped, opened_store
+from fedbac_edge.runtime import Inbox, Runtime, Stopped
 from fedbac_edge.signals import Stop
 
 BACK_OFF_S = 0.5
+STORE_COST = "that costs a round at most"
 
 
 def join(settings: Settings, voice: Voice) -> None:
@@ -82,7 +84,8 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
         if opened is None:
             return
         federation = spec.federation.name
-        with opened_store(settings.state, f"{federation}.{settings.edge}") as store:
+        store_name = f"{federation}.{settings.edge}"
+        with opened_or_new(settings.state, store_name, DeviceState, voice, STORE_COST) as store:
             node = tiers.device(spec, settings.edge, name, _profile(opened), store)
             device = node.machine
             assert isinstance(device, Device)

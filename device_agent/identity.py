@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from broker.topics import BadName, check_name
+from fedbac_edge import damage
+from fedbac_edge.store import StoreFailed
 
 
 class IdentityError(ValueError):
@@ -30,6 +32,7 @@ def held(state: Path, name: str | None, lock_file: str = "lock") -> Iterator[str
         state.mkdir(parents=True, exist_ok=True)
         lock = os.open(state / lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        _say_disk_trouble(error, state)
         raise IdentityError(
             f"the state directory {state} cannot be used ({error.strerror}); choose another with --state"
         ) from error
@@ -85,5 +88,14 @@ def _write(path: Path, name: str) -> bool:
         finally:
             os.close(directory)
     except OSError as error:
+        _say_disk_trouble(error, path)
         raise IdentityError(f"{path} cannot be written ({error.strerror}); choose another --state") from error
     return True
+
+
+def _say_disk_trouble(error: OSError, path: Path) -> None:
+    """A full disk passes: another --state would be the wrong advice. Raises StoreFailed."""
+    if damage.is_disk_trouble(error):
+        raise StoreFailed(
+            f"{path} cannot be written ({error.strerror}); make room or mend the disk, then start again"
+        ) from error

@@ -182,6 +182,9 @@ class Narrator:
                 self._note("declined", f"{head}: declined to {kind}: {why}", round=round, kind=kind, why=why)
             case "gave up":
                 self._note("gave up", f"{head}: gave up: {why}", round=round, kind=kind, why=why)
+            case "unable":
+                text = f"leaving the selection until this agent is started again: {why}"
+                self._note("unable", f"{text}; `fedbac-agent serve` is not touched by it", why=why)
             case "restored":
                 text = "the cloud was restored from an older backup; following it from there"
                 self._note("federation", text, instance=line.subject)

@@ -63,6 +63,16 @@ class NotOpened(Note, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
     remedy: str
 
 
+class Loading(Note, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="loading"):
+    """From the trainer, during its first job: it begins to load torch, and may not come back."""
+
+
+class Loaded(Note, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="loaded"):
+    """From the trainer, during its first job: torch is loaded, or why it cannot be."""
+
+    problem: str = ""
+
+
 class Done(Note, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="done"):
     """From the trainer: what the job gave; exactly one is set."""
 
@@ -85,7 +95,7 @@ class Dropped(Note, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="
 
 
 ToTrainer: TypeAlias = Open | Do | Cancel
-FromTrainer: TypeAlias = Opened | NotOpened | Done | Failed | Dropped
+FromTrainer: TypeAlias = Opened | NotOpened | Loading | Loaded | Done | Failed | Dropped
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)

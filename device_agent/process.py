@@ -60,6 +60,10 @@ class TrainerProcess:
         self._process.kill()
         self._process.wait()
 
+    def was_killed(self) -> bool:
+        """True when it went by SIGKILL, as for lack of memory; after `cause`."""
+        return self._process.returncode == -signal.SIGKILL
+
     def cause(self) -> str:
         """Why it went, after its socket closed: a sentence."""
         try:
@@ -69,5 +73,14 @@ class TrainerProcess:
         if code == -signal.SIGKILL:
             return "the training process was killed (signal 9), most likely for lack of memory"
         if code < 0:
-            return f"the training process died of signal {-code}"
+            return f"the training process died of signal {-code} ({_name(-code)})"
         return f"the training process ended by itself with exit code {code}"
+
+
+def _name(number: int) -> str:
+    """SIGILL, with what it means for people."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+    return f"{name}: a build for another processor?" if number == signal.SIGILL else name

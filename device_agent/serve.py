@@ -18,6 +18,7 @@ from broker.mqtt import MqttBus
 from device_agent import identity
 from device_agent.answering import Answerer, Live
 from device_agent.endings import GOODBYE_S, Misconfigured
+from device_agent.recovery import opened_or_new
 from device_agent.settings import ServeSettings
 from device_agent.stay import find, staying
 from device_agent.trial import TrialWorker
@@ -31,11 +32,14 @@ from fedbac_edge.parts import digest
 from fedbac_edge.protocol.engine import ModelFailed
 from fedbac_edge.protocol.serving import Serving, ServingState
 from fedbac_edge.releases import keys
-from fedbac_edge.runtime import Inbox, Runtime, opened_store
+from fedbac_edge.runtime import Inbox, Runtime
 from fedbac_edge.signals import Stop
 from fedbac_edge.store import LedgerLine, Store, StoreError
 
 BACK_OFF_S = 0.5
+STORE_COST = (
+    "the site's release is fetched again; a key that was not given by --release-key is trusted anew with it"
+)
 SESSION_S = 30
 """Seconds for which the broker keeps questions while the link is down; older ones are of no use."""
 OPEN_QUESTIONS = 64
@@ -49,7 +53,9 @@ def serve(settings: ServeSettings, voice: Voice) -> None:
     with (
         staying(voice) as leaving,
         identity.held(settings.state, settings.name, "serve.lock") as name,
-        opened_store(settings.state / SERVED.parent, settings.edge) as store,
+        opened_or_new(
+            settings.state / SERVED.parent, settings.edge, ServingState, voice, STORE_COST
+        ) as store,
     ):
         federation = settings.federation or _remembered(store)
         if federation is None:

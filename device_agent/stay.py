@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator
 
 from broker.url import BrokerUrl
@@ -32,6 +33,8 @@ def staying(voice: Voice) -> Iterator[Stop]:
         raise Misconfigured(str(error)) from error
     except (Stopped, StoreFailed, OSError, signals.Broken) as error:
         raise Failed(str(error)) from error
+    except sqlite3.Error as error:
+        raise Failed(f"the store cannot be read ({error}): the disk may be failing") from error
     finally:
         notify.notify("STOPPING=1")
         logging.getLogger().removeHandler(handler)

@@ -38,6 +38,7 @@ class Trainer:
         self._device = "cpu"
         self._order: pipe.Open | None = None
         self._data: DeviceData | DataError = DataError("data", "not read yet", "")
+        self._loaded = False
 
     def run(self) -> None:
         """Work until the agent closes the connection; never returns by itself."""
@@ -99,6 +100,8 @@ class Trainer:
         assert self._order is not None
         if isinstance(self._data, DataError):
             return pipe.Failed(number=number, reason=str(self._data))
+        if problem := self._load():
+            return pipe.Failed(number=number, reason=problem)
         if self._device == "auto":
             self._device = "cuda" if _has_cuda() else "cpu"
         try:
@@ -123,6 +126,20 @@ class Trainer:
         if isinstance(result, Trained):
             return pipe.Done(number=number, trained=result)
         return pipe.Done(number=number, evaluated=result)
+
+    def _load(self) -> str:
+        """Load torch, once; why it cannot be loaded, or "". The agent is told: it waits for this."""
+        if self._loaded:
+            return ""
+        pipe.send(self._connection, pipe.Loading())
+        problem = ""
+        try:
+            import torch  # noqa: F401
+        except Exception as error:  # a missing library, a wrong version of numpy ...
+            problem = f"torch cannot be imported ({type(error).__name__}: {error})"[:300]
+        self._loaded = not problem
+        pipe.send(self._connection, pipe.Loaded(problem=problem))
+        return problem
 
 
 def _has_cuda() -> bool:

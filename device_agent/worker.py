@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 
 import msgspec
 
-from device_agent import pipe
+from device_agent import loading, pipe
 from device_agent.process import TrainerProcess
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.federation import Federation
@@ -70,7 +70,14 @@ class _Task:
 class TrainingWorker:
     """A `fedbac_edge.runtime.Worker`. One thread of its own starts, feeds and ends the training process."""
 
-    def __init__(self, source: DataSource, federation: Federation, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self,
+        source: DataSource,
+        federation: Federation,
+        idle_s: float = IDLE_S,
+        load_s: float = loading.LOAD_S,
+    ) -> None:
+        """`load_s`: seconds for loading torch, before that counts as hanging."""
         self._order = pipe.Open(
             path=os.fsencode(source.path),
             resize=source.resize,
@@ -90,7 +97,9 @@ class TrainingWorker:
         self._openings: deque[queue.SimpleQueue[pipe.Opened | pipe.NotOpened | str]] = deque()
         self._process: TrainerProcess | None = None
         self._closing = self._ended = False
+        self._verdict = ""  # why this machine cannot train, once that is clear
         # Of the thread alone:
+        self._loading = loading.Loading(load_s)
         self._opened: pipe.Opened | pipe.NotOpened | None = None  # what this process said of the data
         self._kill_at: float | None = None
         self._rest_at = 0.0
@@ -141,6 +150,9 @@ class TrainingWorker:
         assert isinstance(job, Job), "a device in training makes and tries no releases"
         needed = {hash: blobs[hash] for hash in _hashes(job)}
         with self._lock:
+            if self._verdict:
+                done(JobFailed(job.id, self._verdict, final=True))
+                return
             self._number += 1
             self._dropped = self._number - 1
             self._waiting = _Task(self._number, job, needed, done)
@@ -202,7 +214,9 @@ class TrainingWorker:
             again = self._read_again and running is None
             self._read_again = self._read_again and not again
         try:
-            if running is not None:
+            if self._loading.has_hung(now):
+                self._lost(f"loading torch did not come to an end within {self._loading.limit_s:g} s")
+            elif running is not None:
                 if running.number <= self._dropped:
                     self._drop(running, now)
             elif self._process is None and wanted:
@@ -223,7 +237,8 @@ class TrainingWorker:
     def _drop(self, running: _Task, now: float) -> None:
         assert self._process is not None
         if self._kill_at is None:
-            self._kill_at = now + CANCEL_S
+            # What is loaded now serves the next job: a slow machine would never get to the end of it.
+            self._kill_at = self._loading.until or now + CANCEL_S
             self._process.send(pipe.Cancel(number=running.number))
         elif now >= self._kill_at:
             self._end_process()
@@ -236,7 +251,8 @@ class TrainingWorker:
         """Wait for orders, answers, or the next moment at which there is something to do."""
         now = time.monotonic()
         waits: list[Connection | int] = [self._wake_in]
-        moment: float | None = self._kill_at
+        moments = [when for when in (self._kill_at, self._loading.until) if when is not None]
+        moment = min(moments, default=None)
         if self._process is not None:
             waits.append(self._process.connection)
             if moment is None and self._running is None and not self._openings:
@@ -248,7 +264,8 @@ class TrainingWorker:
             try:
                 self._take(pipe.receive_answer(self._process.connection))
             except (EOFError, OSError):
-                self._lost(self._process.cause())
+                cause = self._process.cause()
+                self._lost(cause, counts=not self._process.was_killed())
             except msgspec.MsgspecError as error:
                 self._lost(f"the training process sent what is no answer ({error})")
 
@@ -261,6 +278,12 @@ class TrainingWorker:
                     listener = self._listener
                 listener(answer)
                 self._answer_openings(answer)
+            case pipe.Loading():
+                self._loading.begin()
+                if self._kill_at is not None:  # what is loaded now serves the next job
+                    self._kill_at = self._loading.until
+            case pipe.Loaded(problem=problem):
+                self._has_loaded(problem)
             case pipe.Done(number=number, trained=trained, evaluated=evaluated):
                 event: Trained | Evaluated | None = trained or evaluated
                 assert event is not None
@@ -276,7 +299,7 @@ class TrainingWorker:
             task, self._running = self._running, None
             self._kill_at = None
             if task is not None and task.number == number and number > self._dropped:
-                task.done(event or JobFailed(task.job.id, reason))
+                task.done(event or JobFailed(task.job.id, self._verdict or reason, final=bool(self._verdict)))
         self._wake()
 
     def _answer_openings(self, answer: pipe.Opened | pipe.NotOpened | str) -> None:
@@ -286,8 +309,24 @@ class TrainingWorker:
         for opening in asked:
             opening.put(answer)
 
-    def _lost(self, reason: str) -> None:
-        """The process is gone: whatever it had to do has failed."""
+    def _has_loaded(self, problem: str) -> None:
+        if problem:
+            self._loading.failed(problem)
+            self._judge()
+            return
+        self._loading.has_loaded()
+        if self._kill_at is not None:  # cancelled meanwhile
+            self._kill_at = time.monotonic() + CANCEL_S
+
+    def _judge(self) -> None:
+        with self._lock:
+            self._verdict = self._loading.verdict
+
+    def _lost(self, reason: str, counts: bool = True) -> None:
+        """The process is gone: whatever it had to do has failed. Did torch do it, and does that count?"""
+        if counts:
+            self._loading.failed(reason)
+            self._judge()
         self._end_process()
         self._answer_openings(reason)
         with self._lock:
@@ -299,6 +338,7 @@ class TrainingWorker:
 
     def _begin_process(self) -> None:
         """Start a trainer and let it read the data. Raises OSError."""
+        self._loading.begin_process()
         process = TrainerProcess(self._order.federation.training.threads)
         with self._lock:
             self._process = process
@@ -311,6 +351,7 @@ class TrainingWorker:
         """No trainer is left, whatever it was doing."""
         with self._lock:
             ending, self._process, self._opened = self._process, None, None
+        self._loading.begin_process()
         if ending is not None:
             ending.end()
 

@@ -6,13 +6,13 @@ import contextlib
 import os
 import secrets
 import sqlite3
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from fedbac_edge import damage
 from fedbac_edge.federation import Federation
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.runtime import held_store
@@ -20,8 +20,6 @@ from fedbac_edge.store import Store, StoreError
 
 STORE = "cloud"
 """The cloud's store is STATE/cloud.sqlite."""
-BESIDE = ("", "-wal", "-shm")
-"""What belongs to one SQLite store."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def restore(backup: Path, state: Path) -> tuple[Backup, Path | None]:
     with held_store(state, STORE) as path, _written(state) as new:
         new.write_bytes(backup.read_bytes())
         _mark(new)
-        aside = move_aside(path, "before-restore")
+        aside = damage.move_aside(path, "before-restore")
         os.replace(new, path)
         return found, aside
 
@@ -95,22 +93,6 @@ def describe(path: Path) -> Backup:
     return Backup(path, federation.name, state.round, state.instance)
 
 
-def move_aside(path: Path, why: str) -> Path | None:
-    """Rename a store, with what belongs to it, so that a new one has its place; None when there is none."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = path.with_name(f"{path.name}.{why}-{stamp}")
-    number = 1
-    while any(aside.with_name(aside.name + end).exists() for end in BESIDE):
-        number += 1
-        aside = path.with_name(f"{path.name}.{why}-{stamp}-{number}")
-    moved = None
-    for end in reversed(BESIDE):  # the file itself last: it is what says that a store is there
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(path.with_name(path.name + end), aside.with_name(aside.name + end))
-            moved = aside
-    return moved
-
-
 @contextlib.contextmanager
 def _written(folder: Path) -> Iterator[Path]:
     """A file of no name in `folder`, on the disk before the block renames it; gone after a failure."""
@@ -123,7 +105,7 @@ def _written(folder: Path) -> Iterator[Path]:
     try:
         yield new
     finally:
-        for end in (*BESIDE, "-journal"):
+        for end in (*damage.BESIDE, "-journal"):
             new.with_name(new.name + end).unlink(missing_ok=True)
 
 

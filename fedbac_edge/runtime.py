@@ -21,11 +21,11 @@ from typing import Protocol
 
 from broker import access, chunks, reasons, topics
 from broker.bus import Bus, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
-from fedbac_edge import selftest
+from fedbac_edge import damage, selftest
 from fedbac_edge.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
 from fedbac_edge.node import Node
 from fedbac_edge.protocol.engine import AnyJob, Event, JobFailed
-from fedbac_edge.store import Store, StoreError, StoreInUse
+from fedbac_edge.store import Store, StoreError, StoreFailed, StoreInUse
 
 log = logging.getLogger(__name__)
 
@@ -281,12 +281,17 @@ def opened_store(directory: Path, name: str) -> Iterator[Store]:
 def held_store(directory: Path, name: str) -> Iterator[Path]:
     """The path of the store `directory/name.sqlite`, which no other process opens meanwhile.
 
-    Raises StoreError.
+    Raises StoreError, StoreFailed.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
+        if damage.is_disk_trouble(error):
+            raise StoreFailed(
+                f"the state directory {directory} cannot be written ({error.strerror}); make room or mend "
+                "the disk, then start again: nothing is lost"
+            ) from error
         raise StoreError(
             f"the state directory {directory} cannot be used ({error.strerror}); choose another with --state"
         ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ class StoreError(RuntimeError):
 
 class StoreInUse(StoreError):
     """Another process has the store."""
+
+
+class StoreDamaged(StoreError):
+    """The file is no store any more, or was never one; the message says which file and what is wrong."""
 
 
 class StoreFailed(RuntimeError):
@@ -135,14 +140,22 @@ class Store:
 
         Not `durable` (the laboratory): commits survive a kill -9 but not a power cut, and no other process
         may open the file meanwhile. It saves the waiting for the disk, and most of the writing.
+
+        A durable store is checked from end to end before it is used, as after a power cut. Raises StoreError,
+        StoreDamaged among them, and StoreFailed when the disk is full or fails.
         """
-        self._name = "in memory" if path is None else str(path)
+        self.name = "in memory" if path is None else str(path)
+        owned = durable and not read_only
+        if path is not None and owned and not path.exists():
+            _create(path)
         self._connection = _connect(path, read_only, durable)
         try:
-            self._migrate(path, read_only)
-        except sqlite3.DatabaseError as error:
+            _migrate(self._connection, path, read_only)
+            if path is not None and owned and (wrong := damage.found(self._connection)):
+                raise StoreDamaged(f"{path} is damaged ({wrong})")
+        except sqlite3.Error as error:
             self._connection.close()
-            raise StoreError(f"{path} is not a store of this software ({error}); move it away") from error
+            raise _failure(path, error) from error
         except StoreError:
             self._connection.close()
             raise
@@ -154,10 +167,7 @@ class Store:
 
     def damage(self) -> str:
         """What is wrong with the file, in a few words; "" when nothing is. Reads all of it."""
-        try:
-            return damage.found(self._connection)
-        except sqlite3.DatabaseError as error:
-            return str(error)
+        return damage.found(self._connection)
 
     def compact(self) -> None:
         """Give back the space of what was deleted; outside of a transaction."""
@@ -180,8 +190,12 @@ class Store:
                 self._connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.OperationalError):
                 raise StoreFailed(
-                    f"the store {self._name} cannot be written ({error}); "
+                    f"the store {self.name} cannot be written ({error}); "
                     "make room or mend the disk, then start again: nothing is lost"
+                ) from error
+            if isinstance(error, sqlite3.DatabaseError) and damage.is_told_by(error):
+                raise StoreFailed(
+                    f"the store {self.name} has become unreadable ({error}): the disk may be failing"
                 ) from error
             raise
 
@@ -382,24 +396,58 @@ class Store:
             return 0
         return self._connection.execute("DELETE FROM ledger WHERE id < ?", first).rowcount
 
-    def _migrate(self, path: Path | None, read_only: bool) -> None:
-        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{path} was written by newer software: store version {version}, this one knows "
-                f"{SCHEMA_VERSION}; update this software"
-            )
-        if version == 0 and self._connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-            raise StoreError(f"{path} is a database of another software; give another path")
-        if read_only and version < SCHEMA_VERSION:
-            raise StoreError(
-                f"{path} has store version {version}, this software needs {SCHEMA_VERSION}: start the "
-                "process that owns it once, which brings it up to date"
-            )
-        for step in range(version + 1, SCHEMA_VERSION + 1):
-            self._connection.executescript(
-                f"BEGIN; {_MIGRATIONS[step]} PRAGMA user_version = {step}; COMMIT;"
-            )
+
+def _migrate(connection: sqlite3.Connection, path: Path | None, read_only: bool) -> None:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by newer software: store version {version}, this one knows "
+            f"{SCHEMA_VERSION}; update this software"
+        )
+    if version == 0 and connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+        raise StoreError(f"{path} is a database of another software; give another path")
+    if read_only and version < SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has store version {version}, this software needs {SCHEMA_VERSION}: start the "
+            "process that owns it once, which brings it up to date"
+        )
+    for step in range(version + 1, SCHEMA_VERSION + 1):
+        connection.executescript(f"BEGIN; {_MIGRATIONS[step]} PRAGMA user_version = {step}; COMMIT;")
+
+
+def _create(path: Path) -> None:
+    """A new store, which is whole from the moment it has its name: an empty file is a damaged one."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        damage.move_aside(path, "left")  # changes without their file belong to no new one
+        new.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            _migrate(connection, new, False)
+        os.replace(new, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except (OSError, sqlite3.Error) as error:
+        for end in ("", "-journal"):
+            with contextlib.suppress(OSError):
+                new.with_name(new.name + end).unlink()
+        raise _failure(path, error) from error
+
+
+def _failure(path: Path | None, error: OSError | sqlite3.Error) -> StoreError | StoreFailed:
+    """What an error at the opening of a store means."""
+    if damage.is_disk_trouble(error):
+        return StoreFailed(
+            f"the store {path} cannot be used ({error}): make room or mend the disk, then start again; "
+            "nothing is lost"
+        )
+    if isinstance(error, sqlite3.Error) and damage.is_told_by(error):
+        return StoreDamaged(f"{path} is damaged, or is no store ({error})")
+    return StoreError(f"the store {path} cannot be opened: {error}")
 
 
 def _cut_key(transfer: str, count: int, size: int) -> str:
@@ -411,11 +459,17 @@ def _connect(path: Path | None, read_only: bool, durable: bool) -> sqlite3.Conne
     if path is None:
         return sqlite3.connect(":memory:", isolation_level=None)
     try:
+        if path.is_dir():
+            raise StoreError(f"{path} is a folder, and no store")
         if read_only:
             if not path.exists():
                 raise StoreError(f"there is no store {path}")
+            if path.stat().st_size == 0:
+                raise StoreDamaged(f"{path} is empty: what it held is lost")
             return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=10)
         path.parent.mkdir(parents=True, exist_ok=True)
+        if durable and path.stat().st_size == 0:
+            raise StoreDamaged(f"{path} is empty: what it held is lost")
         connection = sqlite3.connect(path, isolation_level=None, timeout=10)
         if not durable:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -425,5 +479,5 @@ def _connect(path: Path | None, read_only: bool, durable: bool) -> sqlite3.Conne
         connection.execute(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
         connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
     except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"the store {path} cannot be opened: {error}") from error
+        raise _failure(path, error) from error
     return connection

@@ -23,7 +23,7 @@ from fedbac_edge.protocol.gateway import Gateway
 from fedbac_edge.protocol.gateway_state import GatewayState
 from fedbac_edge.protocol.releasing import Signer
 from fedbac_edge.protocol.serving import Serving, ServingState
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.store import Store, StoreDamaged, StoreError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -157,11 +157,14 @@ def _state(store: Store, kind: type[S]) -> S | None:
     stored = store.read("machine")
     if stored is None:
         return None
-    return _decode(stored, kind, collecting.from_older)
+    try:
+        return _decode(stored, kind, collecting.from_older)
+    except StoreDamaged as error:
+        raise StoreDamaged(f"{store.name} is damaged: {error}") from error
 
 
 def _decode(stored: bytes, kind: type[S], upgrade: Callable[[Any], Any] = lambda state: state) -> S:
     try:
         return msgspec.convert(upgrade(msgspec.msgpack.decode(stored)), kind)
     except msgspec.DecodeError as error:
-        raise StoreError(f"the stored state is not readable as {kind.__name__}: {error}") from error
+        raise StoreDamaged(f"the stored state is not readable as {kind.__name__}: {error}") from error

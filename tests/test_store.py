@@ -62,7 +62,7 @@ def test_read_only_reads_and_never_makes(store: Store, tmp_path: Path) -> None:
         Store(tmp_path / "other.sqlite", read_only=True)
     assert not (tmp_path / "other.sqlite").exists()
     (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(StoreError, match="start the process that owns it once"):
+    with pytest.raises(StoreError, match="is empty: what it held is lost"):
         Store(tmp_path / "empty", read_only=True)
     store.log(1.0, 2, "kind", "d1", {"a": 1})
     reader = Store(tmp_path / "deep" / "down" / "s.sqlite", read_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedbac_edge import output, signals
-from fedbac_edge.commands.failures import Failed, explained
+from fedbac_edge.commands.failures import Failed, explained, remedied
 from fedbac_edge.commands.options import (
     FILE,
     address,
@@ -81,7 +81,11 @@ def run(
         federation = config.load(file)
         url = address(broker, ca, cert, key)
         directory = state or Path("runs") / federation.name
-        with opened_store(directory, "cloud") as store:
+        to_restore = (
+            f"go back to a backup with: fedbac restore BACKUP --state {directory}; without a backup move the "
+            "file away, and a new federation begins"
+        )
+        with remedied(to_restore), opened_store(directory, "cloud") as store:
             missing = worker.missing()
             signer = None if missing else open_key(file, federation, directory, make=True)
             told = store.ledger(kind="setting")

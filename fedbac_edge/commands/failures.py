@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def explained() -> Iterator[None]:
             raise
         if isinstance(error, asked):
             raise Misconfigured(str(error)) from error
+        if isinstance(error, sqlite3.DatabaseError):
+            raise Failed(f"a store cannot be read ({error}): it is damaged, or the disk fails") from error
         if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").split(".")[0])):
             raise Failed(f"{error.name} is missing: pip install 'fedbac-edge[{extra}]'") from error
         if isinstance(error, PermissionError) and error.filename is not None:
@@ -100,6 +103,18 @@ def stopped_run(command: str, folder: Path | None) -> Failed:
     if folder is None or not (folder / "run.json").exists():
         return Failed("stopped before the run had begun; give the same command again")
     return Failed(f"stopped; `fedbac {command} --resume --out {folder}` goes on")
+
+
+@contextlib.contextmanager
+def remedied(remedy: str) -> Iterator[None]:
+    """A damaged store becomes a sentence that ends with what to do about it."""
+    from fedbac_edge.store import StoreDamaged
+
+    try:
+        yield
+    except StoreDamaged as error:
+        cause = "a power cut or a failing disk does that"
+        raise Misconfigured(f"{error}; {cause}. Nothing was changed. Do this: {remedy}") from error
 
 
 def _sentence(error: Exception) -> str:

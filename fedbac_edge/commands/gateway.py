@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedbac_edge import output, signals
-from fedbac_edge.commands.failures import Misconfigured, explained
+from fedbac_edge.commands.failures import Misconfigured, explained, remedied
 from fedbac_edge.commands.options import FILE, address, broker_options, ledger_option, say_warnings
 
 if TYPE_CHECKING:
@@ -97,7 +97,11 @@ def _stay(
     from fedbac_edge.membership import gateway_missing
     from fedbac_edge.runtime import Runtime, opened_store
 
-    with opened_store(directory, f"gateway-{name}") as store:
+    to_go_on = (
+        "move the file away and start again: the gateway then learns anew which devices help, nothing "
+        "else is lost"
+    )
+    with remedied(to_go_on), opened_store(directory, f"gateway-{name}") as store:
         node = tiers.gateway(federation, name, store, ledger_rounds=ledger_rounds)
         older = node.machine.state.spec if has_place else None
 

@@ -82,6 +82,8 @@ class DeviceState(msgspec.Struct, kw_only=True):
     task: TrainTask | EvaluateTask | None = None
     served: Parts = {}
     """The parts of the last training task: what this device served, and scores again a round later."""
+    unable: str = ""
+    """Why this device cannot train at all, found out since it started; it has left the selection."""
     why: str = ""
     """Why the task was declined."""
     received: int = 0
@@ -162,7 +164,7 @@ class Device:
     def _handle(self, event: Event, now: float) -> list[Action]:
         match event:
             case Started():
-                self.state.session += 1
+                self.state.session, self.state.unable = self.state.session + 1, ""
                 return [*self._work()] if self.state.phase == "working" else []
             case Hello():
                 return [self.status("online")]
@@ -173,7 +175,9 @@ class Device:
                 return self._take(task, now)
             case Received(message=Spec(instance=instance)) if instance != self.state.instance:
                 kind = "restored" if restoration.is_kin(instance, self.state.instance) else "new federation"
-                self.state = DeviceState(instance=instance, session=self.state.session)
+                self.state = DeviceState(
+                    instance=instance, session=self.state.session, unable=self.state.unable
+                )
                 return [StopWork(), Settle(ANSWER), Log(kind, instance)]
             case Received(message=Spec() as spec) if spec.federation != self.federation:
                 return self._follow(spec.federation)
@@ -189,8 +193,8 @@ class Device:
                 return self._answer_update(event, now)
             case Evaluated() if self._is_current(event.job):
                 return self._answer_scores(event, now)
-            case JobFailed() if self._is_current(event.job):
-                return self._give_up(event.reason)
+            case JobFailed(reason=reason, final=final) if self._is_current(event.job):
+                return [*self._give_up(reason), *(self._leave_selection(reason) if final else [])]
             case TimerFired(name="deadline") if self.state.phase in ("fetching", "working"):
                 return self._give_up("the deadline passed")
         return []
@@ -211,8 +215,13 @@ class Device:
         return self.state.phase in ("working", "answered")
 
     def _announced(self) -> Profile:
-        """What the status says. An update must never hold more of a kind than that, so until one that is on
-        its way has its receipt, data that were taken away still count."""
+        """What the status says; a device that cannot train has nothing to train on.
+
+        An update must never hold more of a kind than that, so until one that is on its way has its receipt,
+        data that were taken away still count.
+        """
+        if self.state.unable:
+            return msgspec.structs.replace(self.profile, samples=0, labelled=0, holdout=0)
         if not self._answering():
             self._bound = self.profile
         return _most(self._bound, self.profile)
@@ -240,7 +249,9 @@ class Device:
             if task == state.task:  # known: it goes on, its answer is under way, or it was declined
                 return [self._reply(state.phase != "declined", state.why)]
         refusal = ""
-        if isinstance(task, TrainTask) and not self.method.trained(task.round, *self._counts()):
+        if state.unable:
+            refusal = state.unable
+        elif isinstance(task, TrainTask) and not self.method.trained(task.round, *self._counts()):
             refusal = "no data"
         elif kind == "evaluate" and not self.profile.holdout:
             refusal = "no hold-out"
@@ -375,6 +386,10 @@ class Device:
             Log("gave up", kind_of(task), task.round, {"why": reason}),
             self._reply(False, reason),
         ]
+
+    def _leave_selection(self, reason: str) -> list[Action]:
+        self.state.unable = reason[:400]
+        return [Log("unable", "", 0, {"why": self.state.unable})]
 
     # --- what this device's data need ---
 

@@ -164,10 +164,11 @@ class DataRead:
 
 @dataclass(frozen=True)
 class JobFailed:
-    """The job `job` could not be done; `reason` is a sentence."""
+    """The job `job` could not be done; `reason` is a sentence. `final`: nor can any other on this machine."""
 
     job: str
     reason: str
+    final: bool = False
 
 
 Event = (

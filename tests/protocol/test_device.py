@@ -227,6 +227,22 @@ def test_a_job_that_fails_is_a_decline_with_its_reason(agent: Agent) -> None:
     assert agent.bench.do(JobFailed("train-1", "again")) == []
 
 
+def test_a_device_that_cannot_train_leaves_the_selection(agent: Agent) -> None:
+    """It stays, counts no samples any more, and begins anew with its process."""
+    agent.train()
+    agent.fetch()
+    agent.bench.do(JobFailed("train-1", "torch could not be loaded", final=True))
+    assert agent.replies() == [(False, "torch could not be loaded")]
+    (status,) = agent.bench.said(DeviceStatus)
+    assert (status.state, status.samples, status.labelled, status.holdout) == ("online", 0, 0, 0)
+    agent.evaluate()
+    assert agent.replies() == [(False, "torch could not be loaded")]
+    agent.bench.do(Started())
+    agent.bench.do(Hello())
+    (status,) = agent.bench.said(DeviceStatus)
+    assert status.samples == 100
+
+
 def test_what_was_served_is_scored_again_a_round_later(agent: Agent) -> None:
     agent.train(1)
     agent.fetch()
