@@ -33,6 +33,8 @@ from fedbac_edge.signals import Stop
 
 BACK_OFF_S = 0.5
 STORE_COST = "that costs a round at most"
+FEW = 10
+"""Samples below which a device is warned; `holdout.split` holds none out of fewer."""
 
 
 def join(settings: Settings, voice: Voice) -> None:
@@ -83,6 +85,7 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
             raise Failed(str(error)) from error
         if opened is None:
             return
+        _warn_of_few(opened, voice)
         federation = spec.federation.name
         store_name = f"{federation}.{settings.edge}"
         with opened_or_new(settings.state, store_name, DeviceState, voice, STORE_COST) as store:
@@ -155,6 +158,17 @@ def _profile(opened: pipe.Opened) -> Profile:
         holdout=opened.holdout,
         hardware=f"{vector_level.level()}, {cores} cores",
     )
+
+
+def _warn_of_few(opened: pipe.Opened, voice: Voice) -> None:
+    """Of a handful nothing much can be learned, and nothing be held out to judge by."""
+    if opened.samples + opened.holdout < FEW:
+        voice.say(
+            "few",
+            f"warning: only {opened.samples + opened.holdout} samples: give this device more. With fewer "
+            f"than {FEW} labelled ones none is held out, so nothing here judges the model",
+            samples=opened.samples,
+        )
 
 
 def _read(found: pipe.Opened | pipe.NotOpened) -> DataRead:

@@ -12,6 +12,16 @@ from fedbac_edge.commands.options import FILE
 PRESET_NAMES = ("fleet", "demo", "hassle", "paper-fashion-mnist", "paper-cifar10", "paper-svhn")
 
 
+def _size(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """(width, height) of "32x24"."""
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) != 2 or not all(side.isdecimal() and 8 <= int(side) <= 1024 for side in sides):
+        raise click.BadParameter(f"{text!r} is no size: say WIDTHxHEIGHT, 8 to 1024 each, for example 32x32")
+    return int(sides[0]), int(sides[1])
+
+
 @click.command()
 @click.option("--out", type=FILE, default=Path("federation.toml"), show_default=True, help="File to write.")
 @click.option("--name", help="Name of the federation.  [default: the preset's name]")
@@ -25,8 +35,21 @@ PRESET_NAMES = ("fleet", "demo", "hassle", "paper-fashion-mnist", "paper-cifar10
 @click.option(
     "--data", type=FILE, help="Take classes, image size, mean and std from these: photos/<class>/*, or .npz."
 )
+@click.option(
+    "--size",
+    metavar="WxH",
+    callback=_size,
+    help="With --data: scale pictures to so many pixels, for example 32x32; devices then join with --resize.",
+)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-def init(out: Path, name: str | None, preset: str, data: Path | None, force: bool) -> None:
+def init(
+    out: Path,
+    name: str | None,
+    preset: str,
+    data: Path | None,
+    size: tuple[int, int] | None,
+    force: bool,
+) -> None:
     """Write a federation.toml in which every setting is explained with its default.
 
     Beside it goes the private key that signs the federation's releases, if there is none yet.
@@ -35,6 +58,7 @@ def init(out: Path, name: str | None, preset: str, data: Path | None, force: boo
     Example:
       fedbac init --out federation.toml --name orchard
       fedbac init --data photos/
+      fedbac init --data photos/ --size 48x48
     """
     with explained():
         import msgspec
@@ -57,7 +81,9 @@ def init(out: Path, name: str | None, preset: str, data: Path | None, force: boo
         if not out.parent.is_dir():
             raise Misconfigured(f"there is no folder {out.parent}")
         federation = PRESETS[preset](preset if name is None else name)
-        seen = None if data is None else survey(data)
+        if size is not None and (data is None or not data.is_dir()):
+            raise Misconfigured("--size goes with --data and a folder of pictures")
+        seen = None if data is None else survey(data, size)
         if seen is not None:
             model = msgspec.structs.replace(
                 federation.model, classes=seen.classes, input=seen.input, mean=seen.mean, std=seen.std

@@ -48,6 +48,7 @@ POSITIVE = click.IntRange(1)
 @click.option("--samples", type=POSITIVE, help="Draw only so many training samples.")
 @click.option("--test-samples", type=POSITIVE, help="Draw only so many test samples.")
 @click.option("--allow-tiny", is_flag=True, help="Accept sites with fewer than 100 test samples.")
+@click.option("--resize", is_flag=True, help="Scale pictures of another size, as `fedbac-agent join` does.")
 @click.option("--out", type=FILE, required=True, help="Folder to write; an earlier partition is replaced.")
 @click.pass_context
 def partition(
@@ -65,6 +66,7 @@ def partition(
     annotation: str | None,
     labels: float | None,
     alpha: float | None,
+    resize: bool,
     **options: Any,
 ) -> None:
     """Cut a data set over gateways and devices by the two-level Dirichlet split.
@@ -94,8 +96,11 @@ def partition(
             model = config.load(federation).model
         if test_data is None and place.is_file() and place.suffix in (".npz", ".mat"):
             raise Misconfigured(f"{place} holds no test set of its own: give one with --test FILE")
-        train = sources.load(place, classes=model.classes, input_shape=model.input)
-        test = sources.load(test_data or place, classes=model.classes, input_shape=model.input, split="test")
+        train = sources.load(place, classes=model.classes, input_shape=model.input, resize=resize)
+        test = sources.load(
+            test_data or place, classes=model.classes, input_shape=model.input, split="test", resize=resize
+        )
+        passed = train.passed_over.sentence()
         train = subset(train, samples, seed, "subset", "train")
         test = subset(test, test_samples, seed, "subset", "test")
         split = None
@@ -124,6 +129,8 @@ def partition(
             written = shards.write(out, cut, train, test, about, split)
         except shards.Occupied as error:
             raise Misconfigured(str(error)) from error
+    if passed:
+        click.echo(f"in {place}, {passed}")
     _tell(written, out, cut.digest)
 
 

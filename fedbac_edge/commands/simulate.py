@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--faults", default="", metavar="LIST", help="For example drop=0.1,crash=0.02,delay=0.5.")
 @click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any setting; may repeat.")
 @click.option("--allow-tiny", is_flag=True, help="Accept servers with under 100 test samples.")
+@click.option("--resize", is_flag=True, help="Scale pictures of another size, as `fedbac-agent join` does.")
 @engine_options
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/PRESET-METHOD-SEED]")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")
@@ -121,6 +122,7 @@ def _scenario(
     faults: str,
     settings: tuple[str, ...],
     allow_tiny: bool,
+    resize: bool,
 ) -> Scenario:
     import msgspec
 
@@ -156,6 +158,7 @@ def _scenario(
         "cut.seed": seed,
         "cut.form": form,
         "cut.allow_tiny": "true" if allow_tiny else None,
+        "cut.resize": "true" if resize else None,
     }
     given = [f"{name}={value}" for name, value in named.items() if value is not None]
     scenario = with_settings(scenario, [*given, *settings])

@@ -37,10 +37,14 @@ class Survey:
     passed_over: PassedOver = field(default_factory=PassedOver)
 
 
-def survey(place: Path) -> Survey:
-    """Look at a folder of class folders, or at an .npz file with x and y. Raises DataError."""
+def survey(place: Path, size: tuple[int, int] | None = None) -> Survey:
+    """Look at a folder of class folders, or at an .npz file with x and y. Raises DataError.
+
+    `size`: the (width, height) to which the pictures of a folder are scaled; without it they keep theirs, if
+    it is one and a small one.
+    """
     if place.is_dir():
-        return _folder(place)
+        return _folder(place, size)
     if place.is_file() and place.suffix.lower() == ".npz":
         return _archive(place)
     raise DataError(
@@ -52,7 +56,7 @@ def survey(place: Path) -> Survey:
     )
 
 
-def _folder(place: Path) -> Survey:
+def _folder(place: Path, size: tuple[int, int] | None) -> Survey:
     passed = PassedOver()
     top = picture_files.contents(place, PassedOver())
     folders = [directory for directory in top.folders if image_folder.has_pictures(directory)]
@@ -69,8 +73,13 @@ def _folder(place: Path) -> Survey:
     sizes = {header.size for header in headers.values()}
     channels = 3 if any(header.colour for header in headers.values()) else 1
     width, height = next(iter(sizes))
-    scaled = len(sizes) > 1 or not all(SMALLEST <= side <= LARGEST for side in (width, height))
-    shape = (channels, SCALED, SCALED) if scaled else (channels, height, width)
+    if size is not None:
+        scaled = sizes != {size}
+        width, height = size
+    else:
+        scaled = len(sizes) > 1 or not all(SMALLEST <= side <= LARGEST for side in (width, height))
+        width, height = (SCALED, SCALED) if scaled else (width, height)
+    shape = (channels, height, width)
     pixels = _pixels(_spread(list(headers)), shape, passed)
     return Survey(classes, shape, *_moments(pixels), scaled, passed)
 

@@ -145,9 +145,9 @@ def grounds_of(scenario: Scenario, folder: Path, data: Path, stop: Stop | None =
     stop = stop or Stop()
     federation, cut = scenario.federation, scenario.cut
     classes, shape = federation.model.classes, federation.model.input
-    train = load(data, classes=classes, input_shape=shape)
+    train = load(data, classes=classes, input_shape=shape, resize=cut.resize)
     stop.check()
-    test = load(data, classes=classes, input_shape=shape, split="test")
+    test = load(data, classes=classes, input_shape=shape, split="test", resize=cut.resize)
     stop.check()
     train = subset(train, cut.samples, cut.seed, "simulation", "subset", "train")
     test = subset(test, cut.test_samples, cut.seed, "simulation", "subset", "test")

@@ -36,6 +36,8 @@ class Cut(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Training samples taken of the set, drawn by the seed; None: all."""
     test_samples: Natural | None = None
     allow_tiny: bool = False
+    resize: bool = False
+    """Scale pictures of another size, as a device that joins with --resize does."""
     annotation: str = "default"
     """Only with the form "annotation", cut with alpha_client: who has labels (`datasets.annotation`)."""
     labelled: Fraction = 0.1

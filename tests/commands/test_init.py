@@ -191,3 +191,18 @@ def test_data_that_tell_nothing(runner: CliRunner) -> None:
     }.items():
         assert said in _init(runner, data, 2)[0]
         assert not list(Path().glob("federation*"))
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_pictures_are_scaled_to_a_size_of_ones_own(runner: CliRunner) -> None:
+    _pictures(Path("photos"), {"cat/1.png": (100, 80), "dog/1.png": (64, 64)})
+    done = runner.invoke(cli, ["init", "--data", "photos", "--size", "48x40"])
+    assert done.exit_code == 0, done.output
+    assert "48x40" in done.output
+    assert "--resize" in done.output
+    assert config.load(Path("federation.toml")).model.input[1:] == (40, 48)
+    for size in ("48", "48x", "0x32", "axb"):
+        refused = runner.invoke(cli, ["init", "--data", "photos", "--size", size, "--force"])
+        assert refused.exit_code == 2
+        assert "say WIDTHxHEIGHT" in refused.output
+    assert runner.invoke(cli, ["init", "--size", "48x40", "--force"]).exit_code == 2

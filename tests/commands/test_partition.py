@@ -176,3 +176,23 @@ def test_annotation_options_that_do_not_fit(
     assert result.exit_code == 2
     assert why in " ".join(result.output.split())
     assert not (tmp_path / "shards").exists()
+
+
+def test_pictures_of_another_size_are_scaled_on_request(runner: CliRunner, tmp_path: Path) -> None:
+    """The refusal advises --resize, and this command has it."""
+    from PIL import Image
+
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(8):
+            Image.new("L", (30, 25), 10 * number).save(tmp_path / "photos" / name / f"{number}.png")
+    (tmp_path / "f.toml").write_text('name = "t"\n[model]\nclasses = ["a", "b"]\ninput = [1, 16, 16]\n')
+    command = ["--data", str(tmp_path / "photos"), "--federation", str(tmp_path / "f.toml"), "--allow-tiny"]
+    command += ["--gateways", "1", "--devices", "2", "--out", str(tmp_path / "shards")]
+    refused = runner.invoke(cli, ["partition", *command])
+    assert refused.exit_code == 2
+    assert "--resize" in refused.output
+    done = runner.invoke(cli, ["partition", *command, "--resize"])
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "shards" / "gw1" / "dev-1-1.npz") as shard:
+        assert shard["x"].shape[1:3] == (16, 16)
