@@ -128,7 +128,11 @@ class Node:
             if when <= now + CLOCK_GRAIN_S and self.machine.timers().get(name) == when:
                 with self.store.transaction():
                     self._run(TimerFired(name), now)
-        self._outgoing.resend(now)
+        thrice = self._outgoing.resend(now)
+        if self._connected and thrice:
+            with self.store.transaction():
+                for topic in thrice:
+                    self._log(0, "unanswered", topic, {})
         effects, stalled, times = self._incoming.ask_again(now)
         self._effects += effects
         if self._connected:

@@ -216,18 +216,22 @@ class Outgoing:
         """When rows are to be sent again."""
         return [when for when, _ in (*self._resend.values(), *self._later)]
 
-    def resend(self, now: float) -> None:
-        """Send again what has waited too long for its answer."""
+    def resend(self, now: float) -> list[str]:
+        """Send again what has waited too long for its answer; topics of what is sent for the third time."""
+        thrice: list[str] = []
         for row_id in [row_id for row_id, (when, _) in self._resend.items() if when <= now + CLOCK_GRAIN_S]:
             waited = min(RESEND_MOST_S, 2 * self._resend[row_id][1])
             self._resend[row_id] = (now + waited, waited)
             self.enqueue(row_id)
+            if waited == 4 * RESEND_FIRST_S and (row := self._store.outbox_row(row_id)) is not None:
+                thrice.append(row.topic)
         due = [packet for when, packet in self._later if when <= now + CLOCK_GRAIN_S]
         self._later = [(when, packet) for when, packet in self._later if when > now + CLOCK_GRAIN_S]
         for packet in due:
             packet.sending.again.append(packet.index)
             if packet.sending not in self._queue:
                 self._queue.appendleft(packet.sending)
+        return thrice
 
     def pending(self) -> bool:
         """True while something is to be handed over or awaits the broker's acknowledgement."""

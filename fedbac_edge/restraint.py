@@ -8,6 +8,7 @@ RESTRAINED = frozenset(
         "refused",
         "publish refused",
         "published again",
+        "unanswered",
         "foreign task",
         "foreign spec",
         "stale task",

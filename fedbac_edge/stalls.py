@@ -1,4 +1,4 @@
-"""What people are told when the models of a round do not come."""
+"""What people are told when the models of a round do not come, or when nobody answers an update."""
 
 from __future__ import annotations
 
@@ -10,4 +10,12 @@ def sentence(times: int) -> str:
     return (
         f"the models do not come, though the cloud was asked {times} times: is it running, and does a bridge "
         "on the way carry blob/# down and edge/+/reply up?"
+    )
+
+
+def unanswered(topic: str, by: str) -> str:
+    """For the ledger line "unanswered" of an update: the broker has it, and no receipt came."""
+    return (
+        f"{by} does not answer, though the broker took our update twice: is it running, and does every "
+        f"bridge carry {topic} to it and {topic.removesuffix('update')}receipt back?"
     )

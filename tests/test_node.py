@@ -241,6 +241,14 @@ def test_an_unanswered_message_is_sent_again_ever_more_rarely(station: Station) 
     assert first.payload == wire.encode(MESSAGE)
 
 
+def test_what_nobody_answers_is_in_the_ledger_once(station: Station) -> None:
+    station.act(reply("k"))
+    for _ in range(300):
+        station.flush()
+        station.wait(1.0)
+    assert [line.subject for line in station.ledger("unanswered")] == [REPLY]
+
+
 def test_settling_stops_it_and_a_new_one_replaces_it(station: Station) -> None:
     station.act(reply("k", 1))
     station.act(reply("k", 2))

@@ -209,6 +209,8 @@ def sentence(line: LedgerLine) -> str:
             return f"round {line.round}: {line.subject} {line.kind}: {detail['why']}"
         case "stalled":
             return f"round {line.round}: {stalls.sentence(detail['times'])}"
+        case "unanswered" if line.subject.endswith("/update"):
+            return stalls.unanswered(line.subject, "the cloud")
         case "silent":
             return f"round {line.round}: {line.subject} did not answer in time"
         case "closed":

@@ -79,11 +79,14 @@ def _collect(
                 why = reason
                 if final:
                     break
-            case Subscribed(_, granted):
+            case Subscribed(filter, granted):
                 answered += 1
                 if not granted:
+                    every = filter.startswith(f"{topics.ROOT}/+/")
+                    remedy = "name the federation with --federation, and " if every else ""
                     raise Unreachable(
-                        f"{broker} does not let us read the status topics: check its access list"
+                        f"{broker} refuses the subscription {filter}: {remedy}check its access list "
+                        f"(the user observer may read all of one federation)"
                     )
             case Delivery(topic, payload, _, ticket):
                 bus.acknowledge(ticket)

@@ -84,12 +84,12 @@ class Erlang:
 class Node:
     """One ejabberd."""
 
-    def __init__(self, erlang: Erlang, name: str, most: int = 131_072) -> None:
+    def __init__(self, erlang: Erlang, name: str, most: int = 131_072, rules: str = "") -> None:
         self.erlang, self.name, self.port = erlang, name, free_port()
         self._folder = erlang.folder / name
         self._folder.mkdir()
         self._configuration = self._folder / "ejabberd.yml"
-        self._configuration.write_text(CONFIGURATION.format(port=self.port, most=most))
+        self._configuration.write_text(CONFIGURATION.format(port=self.port, most=most) + rules)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -139,13 +139,13 @@ class Node:
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, *names: str, most: int = 131_072) -> Iterator[list[Node]]:
-    """Running nodes, in one cluster when there are several."""
+def nodes(folder: Path, *names: str, most: int = 131_072, rules: str = "") -> Iterator[list[Node]]:
+    """Running nodes, in one cluster when there are several; `rules`: more lines of mod_mqtt's."""
     erlang = Erlang(folder)
     made: list[Node] = []
     try:
         for name in names:
-            made.append(Node(erlang, f"{name}{secrets.token_hex(3)}", most))
+            made.append(Node(erlang, f"{name}{secrets.token_hex(3)}", most, rules))
             made[-1].start()
             if len(made) > 1:
                 made[-1].join(made[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import threading
 import time
@@ -13,12 +14,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
-from broker import topics
-from broker.bus import Delivery, Will
+from broker import bridges, reasons, topics
+from broker.bus import Delivery, Published, Will
 from broker.mosquitto import MosquittoBroker
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
+from fedbac_edge.cli import cli
+from fedbac_edge.commands.gateway import sentence
 from fedbac_edge.federation import ModelTable
 from fedbac_edge.node import Node
 from fedbac_edge.parts import digest
@@ -26,7 +30,7 @@ from fedbac_edge.protocol.engine import Announce, Channel, Hello, Keep, Send, Wi
 from fedbac_edge.protocol.messages import CloudStatus, PartRef
 from fedbac_edge.runtime import Runtime
 from fedbac_edge.simulation import trials
-from fedbac_edge.store import Store
+from fedbac_edge.store import Store, StoreError
 from tests.field import ejabberd
 from tests.field.test_link import Fleet, wait_for_round
 
@@ -233,3 +237,66 @@ def test_a_limit_that_is_not_announced(kind: str, tmp_path: Path) -> None:
     assert fleet.assert_counted_once() > 0
     lines = Store(tmp_path / "cloud.sqlite").ledger("publish refused")
     assert any("cut into packets" in line.detail["why"] for line in lines)
+
+
+RULES = """\
+    access_publish:
+      "fedbac/v1/orchard/edge/gw1/#": all
+    access_subscribe:
+      "fedbac/v1/orchard/#": all
+"""
+
+
+@needs_ejabberd
+def test_what_ejabberd_denies_is_called_so(tmp_path: Path) -> None:
+    """A denied publish is 0x90 there, not 0x87; a denied subscription is refused, as Mosquitto never does."""
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with ejabberd.nodes(tmp_path, "ea", rules=RULES) as (node,):
+        bus = MqttBus(BrokerUrl.parse(node.url), "gw2", inbox)
+        bus.publish("fedbac/v1/orchard/edge/gw2/reply", b"", token=1)
+        bus.start()
+        while not isinstance(answer := inbox.get(timeout=60.0), Published):
+            pass
+        bus.close(1.0)
+        status = CliRunner().invoke(cli, ["status", "--broker", node.url])
+        named = CliRunner().invoke(cli, ["status", "--broker", node.url, "--federation", "orchard"])
+    assert answer.code in reasons.DENIED, answer
+    assert status.exit_code != 0
+    assert "--federation" in status.output
+    assert "refuses the subscription" not in named.output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("lacking", "kind", "words"),
+    [("/blob/#", "stalled", "blob/#"), ("/edge/gw1/update", "unanswered", "edge/gw1/update to it")],
+)
+def test_a_bridge_that_lacks_a_topic(lacking: str, kind: str, words: str, tmp_path: Path) -> None:
+    """A silent hang before: the gateway says what does not come or who is silent, and where to look."""
+    ports = ejabberd.free_port(), ejabberd.free_port()
+    section = bridges.section("trial", "gw1", BrokerUrl.parse(f"mqtt://127.0.0.1:{ports[0]}"))
+    kept = [line for line in section.splitlines() if f"{lacking} " not in line]
+    assert len(kept) == len(section.splitlines()) - 1
+    site = MosquittoBroker("127.0.0.1", ports[1], tmp_path / "site")
+    with site.configuration.open("a") as configuration:
+        configuration.write("\n".join([*kept, ""]))
+    fleet = Fleet(trials.federation_of((1, 1, 2, "float32")), tmp_path)
+
+    def told() -> str:
+        with contextlib.suppress(StoreError):
+            store = Store(tmp_path / "gw1.sqlite", read_only=True)
+            try:
+                return " ".join(map(sentence, store.ledger(kind)))
+            finally:
+                store.close()
+        return ""
+
+    with MosquittoBroker("127.0.0.1", ports[0], tmp_path / "cloud"), site:
+        fleet.start(lambda name: f"mqtt://127.0.0.1:{ports[0 if name == 'cloud' else 1]}")
+        try:
+            wait_until(lambda: words in told(), f"nothing was said of {lacking}", 150.0)
+        finally:
+            for runtime in fleet._runtimes.values():
+                runtime.stop()
+            for thread in fleet._threads.values():
+                thread.join(30)
