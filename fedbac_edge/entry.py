@@ -18,7 +18,7 @@ def run(load: Callable[[], click.Command], name: str) -> None:
 
     A path that this user may not look at can be that of any option, and is a sentence for all of them.
     """
-    with signals.started_deaf():  # a signal waits, also for the process that `start_capped` may begin anew
+    with signals.waiting():  # a signal waits, also for the process that `start_capped` may begin anew
         output.prepare()
         from fedbac_edge import vector_level
 

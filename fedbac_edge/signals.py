@@ -8,6 +8,7 @@ that is safe in a handler. If all of that fails, the process ends by itself some
     `stopping`       around the work of what stays, or has processes of its own
     `interruptible`  around a command of moments without processes: a signal ends it where it is
     `started_deaf`   around the start of a worker process, which then calls `leave_to_parent`
+    `waiting`        around what must not be cut, and is over at once
 
 Everything here but `Stop` is for the main thread.
 """
@@ -236,7 +237,17 @@ def _thread_deaths(stop: Stop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def started_deaf() -> Iterator[None]:
-    """What is started in here hears no signal until it calls `leave_to_parent`; ours wait meanwhile."""
+    """Processes of `multiprocessing` that start in here hear no signal until they call `leave_to_parent`."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it would start with the first of them, and unblock the signals again
+    with waiting():
+        yield
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Signals wait until this is over; what is started in here begins with them blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield

@@ -38,7 +38,7 @@ gw1 = []
 gw2 = []
 """
 FEW = ["--servers", "2", "--clients", "2", "--set", "cut.samples=400", "--set", "cut.test_samples=100"]
-ROLES = ("cloud", "gateway", "broker", "join")
+ROLES = ("cloud", "gateway", "broker", "join", "serve")
 LABORATORY = ("simulate", "semi")
 FEDBAC = [sys.executable, "-m", "fedbac_edge"]
 AGENT = [sys.executable, "-m", "device_agent"]
@@ -80,6 +80,17 @@ def command(tmp_path: Path) -> Iterator[Command]:
             "gateway": [*FEDBAC, "gateway", "run", "gw2", *lasting, *to, str(tmp_path / "state")],
             "broker": broker,
             "join": [*join, str(tmp_path / "agent"), "--data", str(tmp_path / "data.npz")],
+            "serve": [
+                *AGENT,
+                "serve",
+                *lasting,
+                "--edge",
+                "gw1",
+                "--name",
+                "d2",
+                *to,
+                str(tmp_path / "serve"),
+            ],
             "simulate": [*FEDBAC, *simulate, *run],
             "semi": [*FEDBAC, "semi", "fedavg", "--rounds", "900", "--samples", "400", *run],
         }[name]
@@ -165,3 +176,35 @@ def test_four_times(name: str, command: Command, tmp_path: Path) -> None:
 def test_two_hundred_times(name: str, command: Command, tmp_path: Path) -> None:
     for trial in range(4, 204):
         try_one(name, trial, command(name, trial), tmp_path)
+
+
+DEAF = """
+import multiprocessing, os, signal, time
+from fedbac_edge import signals
+
+def blocked():
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("SigBlk")]
+    return int(line.split()[1], 16) >> (signal.SIGINT - 1) & 1
+
+def work(connection):
+    connection.send(blocked())
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        ours, theirs = context.Pipe()
+        with signals.started_deaf():
+            process = context.Process(target=work, args=(theirs,))
+            process.start()
+        print(ours.recv(), blocked())
+        process.join()
+"""
+
+
+def test_workers_are_deaf_from_their_first_moment(tmp_path: Path) -> None:
+    """The first one, too, with which multiprocessing starts its resource tracker and unblocks signals."""
+    (tmp_path / "deaf.py").write_text(DEAF)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "deaf.py")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "0", "1", "0"]
