@@ -488,7 +488,8 @@ class Cloud:
         moves = not (state.void and self._counts_updates_alone)
         if moves and (to_sweep or state.round >= self.last_round):
             return [*closed, *self._evaluate(now)]
-        return [*closed, *self._release(), *self._go_on(now)]
+        released = [] if state.void else self._release()  # a void round leaves the models as they were
+        return [*closed, *released, *self._go_on(now)]
 
     # --- evaluation, sweep, end ---
 
