@@ -13,6 +13,7 @@ import msgspec
 
 from export.served import ExportError, ServedModel, Term, UnknownView
 from fedbac_edge import __version__
+from fedbac_edge.beginnings import Weights
 from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
 from fedbac_edge.methods.method import Method, View
@@ -63,6 +64,18 @@ def clusters(store: Store, view: str = "") -> list[Cluster]:
         _cluster(store, federation, used, chosen, state, number, tuple(sites), evaluation)
         for number, sites in sorted(members.items())
     ]
+
+
+def weights(store: Store) -> Weights:
+    """All parts as they are, for another federation to begin from. Raises StoreError, ExportError."""
+    federation, state = read(store)
+    parts = {}
+    for name, reference in sorted(state.parts.items()):
+        data = store.blobs.get(reference.hash)
+        if data is None or digest(data) != reference.hash:
+            raise ExportError(f"the part {name} is damaged or missing in the store")
+        parts[name] = data
+    return Weights(federation=federation, round=_trained(state), places=state.assignment, parts=parts)
 
 
 def read(store: Store) -> tuple[Federation, CloudState]:

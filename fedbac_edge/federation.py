@@ -42,6 +42,8 @@ class ModelTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mean: tuple[Finite, ...] = (0.5,)
     std: tuple[Positive, ...] = (0.5,)
     """Normalisation per channel of pixels scaled to 0..1."""
+    start: Annotated[str, Meta(max_length=64)] = ""
+    """sha256 of the file of weights to begin from (see `beginnings`); empty: they are drawn."""
 
 
 class MethodTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -84,6 +84,7 @@ IDENTITY: dict[str, str] = {
     "model.classes": "the last layer has a row of weights for each of them, in this order",
     "model.mean": "the weights were trained on images normalised so",
     "model.std": "the weights were trained on images normalised so",
+    "model.start": "the first weights were these",
     "method.name": "the networks that there are follow from it",
     "method.clusters": "each cluster has its network",
     "method.initial": "sites have begun so",

@@ -6,7 +6,7 @@ What a tier listens to stands here in one place; `runtime` and `simulation` star
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,11 +37,13 @@ def cloud(
     *,
     continuing: bool = False,
     ledger_rounds: int = LEDGER_ROUNDS,
+    start: Mapping[str, bytes] | None = None,
 ) -> Node:
     """The cloud of `federation`. `instance` (8 hex digits) names it when the store is new.
 
     With a `signer` it makes releases, for which it needs a worker that builds them. `continuing`: after the
     last round of a campaign the next campaign begins. The ledger keeps `ledger_rounds` rounds; 0: all.
+    `start`: part -> bytes that a new federation begins with, where its description names some.
 
     What changed in the description since the last start counts from the next round on, if it may change
     (`live_settings`); each has a line in the ledger. Raises StoreError naming what may not, with both values.
@@ -68,6 +70,9 @@ def cloud(
     if signer is not None and not state.founded:
         state.founded = int(wall())
     machine = Cloud(federation, store.blobs, state, signer, continuing, int(wall()))
+    if state.phase == "new" and federation.model.start and not start:
+        raise StoreError("start in [model] names weights to begin from, and they are not at hand")
+    machine.start = start or {}
     name = federation.name
     listens: dict[str, tuple[type[messages.Message], ...]] = {
         topics.spec(name): (messages.Spec,),

@@ -69,7 +69,7 @@ def run(
     output.not_needed()
     with signals.stopping() as stop, explained():
         from broker.mqtt import MqttBus
-        from fedbac_edge import config, notify, rivals, tiers
+        from fedbac_edge import beginnings, config, notify, rivals, tiers
         from fedbac_edge.commands.releasing import ReleaseNotes, open_key
         from fedbac_edge.commands.views import showing
         from fedbac_edge.live_settings import Change
@@ -96,6 +96,7 @@ def run(
                 signer=signer,
                 continuing=continuing,
                 ledger_rounds=ledger_rounds,
+                start=beginnings.load(file, federation) if store.read("machine") is None else None,
             )
             machine = node.machine
             assert isinstance(machine, Cloud)

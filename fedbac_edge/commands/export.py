@@ -84,17 +84,22 @@ def export_all(
     """Write OUT/cluster-K.onnx for every active cluster, or cluster-K-VIEW.onnx of a view asked for by name.
 
     Files of clusters left since are removed, those of other views are let be. With labelled images at
-    `holdout`, in int8 where that pays; `say` is told each decision.
+    `holdout`, in int8 where that pays; `say` is told each decision. Beside them go the parts as they are, for
+    another federation to begin from (`fedbac init --from OUT`).
     """
     from export import from_store, graph
+    from export.files import write_bytes
+    from fedbac_edge import beginnings
     from fedbac_edge.store import Store
 
     store = Store(from_store.cloud_store(state), read_only=True)
     try:
         found = from_store.clusters(store, view)
+        parts = beginnings.encode(from_store.weights(store))
     finally:
         store.close()
     out.mkdir(parents=True, exist_ok=True)
+    write_bytes(parts, out / beginnings.EXPORTED)
     written = []
     for cluster in found:
         if holdout is None:

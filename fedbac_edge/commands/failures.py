@@ -55,6 +55,7 @@ def explained() -> Iterator[None]:
         from broker.topics import BadName
         from broker.url import BadUrl
         from export.served import ExportError, UnknownView
+        from fedbac_edge.beginnings import BadWeights
         from fedbac_edge.config import FederationError
         from fedbac_edge.datasets.download import DownloadError
         from fedbac_edge.datasets.partition import PartitionError
@@ -64,7 +65,7 @@ def explained() -> Iterator[None]:
         from fedbac_edge.store import StoreError, StoreFailed
 
         asked = (
-            *(AccessError, FederationError, DataError, PartitionError),
+            *(AccessError, BadWeights, FederationError, DataError, PartitionError),
             *(BadUrl, BadName, StoreError, UnknownView),
         )
         if isinstance(error, signals.Interrupted):  # the command says what was stopped

@@ -29,6 +29,8 @@ ABOUT: dict[str, str] = {
     "model.classes": "Class names in label order; folders of images are mapped by these names.",
     "model.mean": "Per channel, of pixels scaled to 0..1: the mean that is subtracted ...",
     "model.std": "... and the standard deviation that the rest is divided by.",
+    "model.start": "Weights of an earlier federation to begin from, by their hash: `fedbac init --from`\n"
+    "puts it here, and the file beside this one.",
     "[method]": "Which networks exist and how they are averaged.",
     "method.name": '"fedbac": a global network plus one per cluster. "hierfavg": one network for all.\n'
     '"ifca": one per cluster and none shared. "fed-cam": like fedbac, the two trained in turn.\n'

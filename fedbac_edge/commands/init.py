@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from fedbac_edge.commands.failures import Misconfigured, explained
 from fedbac_edge.commands.options import FILE
@@ -41,13 +42,23 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     callback=_size,
     help="With --data: scale pictures to so many pixels, for example 32x32; devices then join with --resize.",
 )
+@click.option(
+    "--from",
+    "source",
+    type=FILE,
+    help="Begin with the weights and settings of another federation: its cloud's --state, or what `fedbac "
+    "export` wrote.",
+)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.pass_context
 def init(
+    context: click.Context,
     out: Path,
     name: str | None,
     preset: str,
     data: Path | None,
     size: tuple[int, int] | None,
+    source: Path | None,
     force: bool,
 ) -> None:
     """Write a federation.toml in which every setting is explained with its default.
@@ -59,18 +70,21 @@ def init(
       fedbac init --out federation.toml --name orchard
       fedbac init --data photos/
       fedbac init --data photos/ --size 48x48
+      fedbac init --from runs/orchard --data photos/ --name orchard-2
     """
+    if source is not None and context.get_parameter_source("preset") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--from brings the settings of its federation: leave --preset out")
     with explained():
         import msgspec
 
         from export.files import write_bytes
-        from fedbac_edge import config
+        from fedbac_edge import beginnings, config
         from fedbac_edge.commands.federation_file import render
         from fedbac_edge.commands.presets import PRESETS
         from fedbac_edge.commands.releasing import key_beside
+        from fedbac_edge.commands.successor import earlier, succeeding, with_more_classes
         from fedbac_edge.datasets.labels import listing
         from fedbac_edge.datasets.survey import survey
-        from fedbac_edge.federation import ReleaseTable
         from fedbac_edge.releases import keys
 
         if out.exists() and not (force and out.is_file()):
@@ -80,19 +94,31 @@ def init(
             raise Misconfigured(f"{out} is there already; {remedy}")
         if not out.parent.is_dir():
             raise Misconfigured(f"there is no folder {out.parent}")
-        federation = PRESETS[preset](preset if name is None else name)
+        weights = None if source is None else earlier(source)
+        if weights is None:
+            federation = PRESETS[preset](preset if name is None else name)
+        else:
+            federation = succeeding(weights, name)
         if size is not None and (data is None or not data.is_dir()):
             raise Misconfigured("--size goes with --data and a folder of pictures")
+        if size is not None and weights is not None:
+            raise Misconfigured("--from keeps the size of its federation's images: leave --size out")
         seen = None if data is None else survey(data, size)
-        if seen is not None:
+        if seen is not None and weights is not None:
+            federation = with_more_classes(federation, seen.classes)
+        elif seen is not None:
             model = msgspec.structs.replace(
                 federation.model, classes=seen.classes, input=seen.input, mean=seen.mean, std=seen.std
             )
             federation = msgspec.structs.replace(federation, model=model)
         config.check(federation)
+        if weights is not None:
+            taken = beginnings.fitted(weights, federation)
+            write_bytes(beginnings.encode(weights), beginnings.beside(out))
         key = _release_key(out)
         if key is not None:
-            federation = msgspec.structs.replace(federation, releases=ReleaseTable(key=keys.to_text(key)))
+            releases = msgspec.structs.replace(federation.releases, key=keys.to_text(key))
+            federation = msgspec.structs.replace(federation, releases=releases)
         write_bytes(render(federation).encode(), out)
     click.echo(f"wrote {out}: {federation.name}, {federation.rounds} rounds")
     model = federation.model
@@ -100,6 +126,13 @@ def init(
     kind = f"{width}x{height}, {channels} channel{'s' if channels > 1 else ''}"
     classes = f"{len(model.classes)} classes ({listing(model.classes, 10)})"
     click.echo(f"its images: {kind}, {classes}" + ("" if data else "; others: --data, or edit [model]"))
+    if weights is not None:
+        new = [each for each in model.classes if each not in weights.federation.model.classes]
+        grown = f"; new classes: {listing(tuple(new), 10)}" if new else ""
+        click.echo(
+            f"it begins with {len(taken)} networks of {weights.federation.name} after round {weights.round}"
+            f"{grown}, kept in {beginnings.beside(out)} (stays beside {out.name} until the cloud has begun)"
+        )
     if seen is not None and seen.scaled:
         click.echo(f"{data} holds other sizes: devices join with --resize, which scales to {width}x{height}")
     if seen is not None and seen.passed_over.count:

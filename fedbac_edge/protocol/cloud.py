@@ -96,6 +96,8 @@ class Cloud:
         """
         self.federation, self.blobs, self.state, self.signer = federation, blobs, state, signer
         self.continuing, self.began = continuing, began
+        self.start: Mapping[str, bytes] = {}
+        """Parts to begin with in the place of drawn ones."""
         self.method = method(federation)
         model = federation.model
         self.model = architecture(model.architecture, model.input, len(model.classes))
@@ -183,7 +185,7 @@ class Cloud:
     def _found(self, now: float) -> list[Action]:
         """Fresh parts, the specification, and the wait for the members."""
         state, federation = self.state, self.federation
-        drawn = generations.begin(state, self.method, self.model, federation.seed)
+        drawn = generations.begin(state, self.method, self.model, federation.seed, self.start)
         state.phase, state.round = "gathering", 0
         state.timers = {"gather": now + federation.deadlines.gather_s}
         return [

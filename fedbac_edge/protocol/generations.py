@@ -13,9 +13,11 @@ from fedbac_edge.protocol.engine import Action, Announce, Keep, Log, Withdraw
 from fedbac_edge.protocol.messages import PartRef, Parts
 
 
-def begin(state: CloudState, method: Method, model: Architecture, seed: int) -> list[Action]:
-    """Fresh parts by the method's law."""
-    drawn = {name: pack(part) for name, part in method.initial(model, seed).items()}
+def begin(
+    state: CloudState, method: Method, model: Architecture, seed: int, start: Mapping[str, bytes]
+) -> list[Action]:
+    """Fresh parts by the method's law, but for those of `start`."""
+    drawn = {name: pack(part) for name, part in method.initial(model, seed).items()} | dict(start)
     state.parts = {name: PartRef(name, digest(data), len(data)) for name, data in drawn.items()}
     keeps = [Keep(digest(data), data) for data in drawn.values()]
     return [*keeps, *(Announce(state.parts[name], 0) for name in sorted(state.parts))]
