@@ -16,7 +16,7 @@ from fedbac_edge import beginnings, config, tiers
 from fedbac_edge.cli import cli
 from fedbac_edge.federation import Federation
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Part, unpack
+from fedbac_edge.parts import Part, digest, unpack
 from fedbac_edge.store import Store, StoreError
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -70,7 +70,7 @@ def test_the_new_federation_begins_with_the_old_weights(
     node = founded(file)
     state = node.machine.state
     assert {name: ref.hash for name, ref in state.parts.items()} == {
-        name: from_store.digest(data) for name, data in old.parts.items()
+        name: digest(data) for name, data in old.parts.items()
     }
     assert sorted(node.store.blobs[ref.hash] for ref in state.parts.values()) == sorted(old.parts.values())
 
