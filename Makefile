@@ -47,7 +47,7 @@ clean:
 
 .venv/packages.stamp: pyproject.toml constraints.txt | .venv/system.stamp
 	@sh .ci/virtual-environment $(PYTHON)
-	@echo "Python packages for .venv: minutes, and 1.4 GB of disk with a CPU build of torch (CUDA's take several more)"
+	@echo "Python packages for .venv: minutes, and 1.7 GB of disk with a CPU build of torch (CUDA's take several more)"
 	@$(BIN)/python .ci/install-packages .venv/packages.log -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt byzfl
 	@touch .venv/system.stamp $@

@@ -14,9 +14,10 @@ import onnx
 import torch
 from onnx import helper
 
-from export.graph import DENORMAL, INPUT, IR_VERSION, OPSET
+from export.graph import INPUT, IR_VERSION, OPSET
 from export.inspection import refers_to_other_files
 from export.metadata import properties
+from export.nodes import DENORMAL
 from export.served import ExportError, InputKind, ServedModel
 from export.torchscript import Served, example
 

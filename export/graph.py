@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from export import fusion, resnet
 from export.files import write_bytes
 from export.metadata import properties
+from export.nodes import Nodes
 from export.normalisation import absorb
 from export.served import ExportError, InputKind, ServedModel, Term
 from fedbac_edge.models.catalog import LeNet
@@ -26,7 +25,6 @@ from fedbac_edge.parts import FloatArray
 
 OPSET = 17
 IR_VERSION = 8
-DENORMAL = 1e-30
 INPUT = "image"
 
 
@@ -104,27 +102,6 @@ def assemble(
 def write(proto: onnx.ModelProto, path: str | Path) -> Path:
     """Write one self-contained file; a reader sees the old file or the whole new one, never a part."""
     return write_bytes(proto.SerializeToString(deterministic=True), path)
-
-
-class Nodes:
-    """Nodes and weights of a graph being written, with names that say where they stand."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-
-    def weight(self, name: str, array: npt.NDArray[Any]) -> str:
-        """Store a constant; weights too small to matter become zero, since denormals slow x86 30 times."""
-        if array.dtype.kind == "f":
-            array = array.astype(np.float32)
-            array[np.abs(array) < DENORMAL] = 0.0
-        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
-
-    def add(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """Append one node with one output."""
-        self.nodes.append(helper.make_node(kind, list(inputs), [output], name=output, **attributes))
-        return output
 
 
 class Source:

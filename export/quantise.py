@@ -20,7 +20,8 @@ import numpy.typing as npt
 import onnx
 
 from export.fusion import FusedWeights, fuse
-from export.graph import INPUT, Nodes, Source, assemble, build, fused
+from export.graph import INPUT, Source, assemble, build, fused
+from export.nodes import Nodes
 from export.normalisation import absorb
 from export.served import ExportError, ServedModel
 from export.session import Session

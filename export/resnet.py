@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from export.nodes import Nodes
 from export.served import Term
 from fedbac_edge.models.resnet import EPSILON, ResNet8
 from fedbac_edge.parts import FloatArray, Part
-
-if TYPE_CHECKING:
-    from export.graph import Nodes
 
 
 def fold(part: Part, convolution: str, norm: str) -> tuple[FloatArray, FloatArray]:
