@@ -112,6 +112,8 @@ def examples() -> list[messages.Message]:
         ),
         messages.GatewayEvaluation(instance=instance, round=1, candidates={0: refs}, deadline_s=60.0),
         messages.Taken(kind="train", round=1),
+        messages.Taken(kind="train", round=2, instance=instance),
+        messages.Missing(hashes=("0" * 64,), release=True),
         messages.GatewayUpdate(
             instance=instance,
             round=1,
