@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from fedbac_edge import output, signals
+from fedbac_edge.commands import narrow
 from fedbac_edge.commands.engines import check_engine, engine_options, start_engine
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained, stopped_run
+from fedbac_edge.commands.narrow import ALWAYS, Column
 from fedbac_edge.commands.options import FILE, given, json_option
 
 if TYPE_CHECKING:
@@ -193,21 +195,26 @@ class _View(Protocol):
     def ended(self, result: Any, out: Path) -> None: ...
 
 
+GAP = "  "
 _COLUMNS = (
-    ("round", 5),
-    ("accuracy", 8),
-    ("sigma", 5),
-    ("worst", 5),
-    ("best", 5),
-    ("clusters", 8),
-    ("devices", 7),
-    ("sent", 9),
-    ("seconds", 7),
+    Column("round", 5),
+    Column("accuracy", 8),
+    Column("sigma", 5, 2),
+    Column("worst", 5),
+    Column("best", 5),
+    Column("clusters", 8, 3),
+    Column("devices", 7),
+    Column("sent", 9, 1),
+    Column("seconds", 7),
 )
 
 
 class _Lines:
-    """A line per round."""
+    """A line per round, with as many columns as the terminal has room for."""
+
+    def __init__(self) -> None:
+        width = narrow.terminal_width()
+        self._layout = narrow.fitting(_COLUMNS, width, GAP) or tuple(c for c in _COLUMNS if c.keep == ALWAYS)
 
     def say(self, text: str) -> None:
         click.echo(text)
@@ -228,7 +235,7 @@ class _Lines:
             f"{len(federation.gateways)} servers, {devices} devices, {federation.rounds} rounds, "
             f"seed {federation.seed}, {workers} workers -> {out}"
         )
-        self.say("  ".join(f"{name:>{width}}" for name, width in _COLUMNS))
+        self.say(narrow.row({each.name: each.name for each in _COLUMNS}, self._layout, GAP))
 
     def row(self, row: Row) -> None:
         if row.accuracy is None:
@@ -247,7 +254,8 @@ class _Lines:
             f"{(row.traffic.sent_up + row.traffic.sent_down) / 1e6:.1f} MB",
             f"{row.wall_s:.1f}",
         )
-        self.say("  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)))
+        named = {column.name: cell for column, cell in zip(_COLUMNS, cells, strict=True)}
+        self.say(narrow.row(named, self._layout, GAP))
 
     def ended(self, result: Any, out: Path) -> None:
         self.say(
@@ -265,6 +273,7 @@ class _Terminal(_Lines):
     def __init__(self, total: int) -> None:
         from fedbac_edge.commands.progress import Bars
 
+        super().__init__()
         self.bars = Bars(total)
 
     def say(self, text: str) -> None:

@@ -112,13 +112,13 @@ def summary(settings: Settings, result: AnnotatedVerdict, broker: str, seconds: 
         f"Test accuracy by the exported models, on {result.test_samples:,} images: {served[0]} "
         f"{percent(served[1])} (served), " + ", ".join(f"{name} {percent(share)}" for name, share in others),
         *_compared(result.compared),
-        f"{'':20}{'devices':>8}{'images':>8}{'labels':>8}{'updates':>9}{'up':>12}{'down':>12}{'up each':>12}",
+        f"{'':20}{'devices':>8}{'images':>7}{'labels':>7}{'updates':>8}{'up':>10}{'down':>10}{'up each':>10}",
     ]
     for kind in result.kinds:
         each = size(round(kind.up_bytes / kind.updates)) if kind.updates else "-"
         lines.append(
-            f"  {kind.name:18}{kind.devices:>8}{kind.samples:>8,}{kind.labels:>8,}{kind.updates:>9}"
-            f"{size(kind.up_bytes):>12}{size(kind.down_bytes):>12}{each:>12}"
+            f"  {kind.name:18}{kind.devices:>8}{kind.samples:>7,}{kind.labels:>7,}{kind.updates:>8}"
+            f"{size(kind.up_bytes):>10}{size(kind.down_bytes):>10}{each:>10}"
         )
     first = sorted(settings.data.glob("gw*/examples.npy"))
     return [

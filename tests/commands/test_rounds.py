@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -131,3 +132,22 @@ def test_a_fleet_that_goes_on_never_passes_its_full_bar() -> None:
     assert {total for _, total in bars if total == 3} == {3}
     assert all(done <= 3 for done, total in bars if total == 3)
     assert "rounds of campaign 4" in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "wanted"), [(60, ()), (70, ("sigma",)), (80, ("sigma", "sent")), (None, ("sent",))]
+)
+def test_the_table_of_a_simulation_fits_too(
+    width: int | None,
+    wanted: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from fedbac_edge.commands import narrow, simulate
+    from fedbac_edge.simulation import presets
+
+    monkeypatch.setattr(narrow, "terminal_width", lambda: width)
+    simulate._Lines().began(presets.preset("paper/fashion-mnist-0.1"), Path("runs/x"), 2)
+    headings = capsys.readouterr().out.splitlines()[-1]
+    assert width is None or len(headings) <= width
+    assert {"round", "accuracy", "worst", "best", "devices", "seconds", *wanted} <= set(headings.split())

@@ -55,7 +55,8 @@ def test_a_fleets_own_description_and_data(place: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("fedbac on ")
     assert [line.split()[0] for line in lines[2:] if line.strip()[0].isdigit()][-1] == "2"
-    assert lines[-1].startswith("models ")
+    assert lines[-2].startswith("models ")
+    assert lines[-1].startswith("next: fedbac report run")
 
     again = fedbac(*arguments, "--out", "run", cwd=place)
     assert again.returncode == 2
@@ -64,7 +65,7 @@ def test_a_fleets_own_description_and_data(place: Path) -> None:
     assert resumed.returncode == 0, resumed.stderr
     last = json.loads(resumed.stdout.splitlines()[-1])
     assert last["event"] == "result"
-    assert f"models {last['hash']}" == lines[-1]
+    assert f"models {last['hash']}" == lines[-2]
 
 
 @pytest.mark.parametrize(
