@@ -19,6 +19,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
 """Message -> its new fields, with the values that version 1 says by silence."""
 _SETTINGS: dict[str, dict[str, Any]] = {
     "model": {"start": ""},
+    "releases": {"keep": 4},
     "method": {"places": {}},
     "training": {"unlabelled": "ignore", "confidence": 0.0},
     "assignment": {"confidence": 1.0, "tolerance": 1.5, "moves": True, "merges": True},

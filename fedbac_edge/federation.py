@@ -194,6 +194,8 @@ class ReleaseTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Rounds between two releases; 0: only at the end of the campaign."""
     key: str = ""
     """The public key in base64; the cloud refuses to sign with another one. Empty: the cloud's own."""
+    keep: Annotated[int, Meta(ge=2, le=20)] = 4
+    """Models whose files stay with broker and cloud: the newest, and others to go back to."""
 
 
 class Federation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):

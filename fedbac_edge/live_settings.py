@@ -62,6 +62,7 @@ LIVE: dict[str, Taker] = {
     "robust.cloud_hostile": "cloud",
     "releases.every": "cloud",
     "releases.key": "cloud",
+    "releases.keep": "cloud",
     "hassle.gamma": "trainers",
     "hassle.residual_weight": "trainers",
     "hassle.tau_s": "trainers",

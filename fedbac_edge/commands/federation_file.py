@@ -101,6 +101,7 @@ ABOUT: dict[str, str] = {
     "releases.every": "Rounds between two releases; 0: only one, at the end.",
     "releases.key": "Public half of the key that signs them; the private half stays with the cloud.\n"
     "Empty: the cloud makes a key when it first starts. Devices never believe what stands here.",
+    "releases.keep": "Models that stay with the broker, to go back to: the newest and those before it.",
     "[hassle]": "Of the method hassle alone: two dual networks and their compact residuals.",
     "hassle.gamma": "How strongly either dual network is drawn to the other one; 0: not at all.",
     "hassle.residual_weight": "Weight of labels and pseudo-labels in a residual's loss.",

@@ -130,6 +130,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     founded: int = 0
     """When this cloud began to make releases, in seconds since 1970; 0: it makes none."""
     release_number: int = 0
+    models_kept: int = 2
+    """So many models have their files with the broker and in the store, as of the latest release."""
     releases: list[Release] = []
     """The latest ones, in order."""
     building: ReleaseJob | None = None

@@ -46,8 +46,6 @@ from fedbac_edge.releases.manifest import (
     read,
 )
 
-MODELS_KEPT = 2
-"""Models whose files stay with the broker and in the store: the newest, and the one to go back to."""
 REMEMBERED = 20
 """Releases that are listed."""
 
@@ -123,7 +121,7 @@ def failed(state: CloudState, method: Method, event: JobFailed) -> list[Action]:
 def built(
     state: CloudState, federation: Federation, method: Method, event: Built, signer: Signer
 ) -> list[Action]:
-    """Number what was built, keep it, publish it, and clear what is older than the two newest models."""
+    """Number what was built, keep it, publish it, and clear what is older than those that are kept."""
     job = state.building
     if job is None or event.job != job.id or set(event.models) != set(job.clusters):
         return []
@@ -203,7 +201,7 @@ def ordered(state: CloudState, federation: Federation, message: Order, signer: S
 def models_kept(state: CloudState) -> list[int]:
     """Releases that brought the newest models, newest use first: their files are here."""
     models = list(dict.fromkeys(release.model for release in reversed(state.releases)))
-    return models[:MODELS_KEPT]
+    return models[: state.models_kept]
 
 
 def can_go_to(state: CloudState) -> str:
@@ -228,6 +226,7 @@ def kept(state: CloudState) -> set[str]:
 
 def _publish(state: CloudState, federation: Federation, release: Release, signer: Signer) -> list[Action]:
     before = _files(state)
+    state.models_kept = federation.releases.keep
     state.release_number = release.number
     state.releases = [*state.releases, release][-REMEMBERED:]
     offers = [

@@ -57,6 +57,8 @@ Pixels = npt.NDArray[np.uint8]
 TOML = f"""
 name = "shop"
 rounds = 3
+[releases]
+keep = 2
 [model]
 classes = {json.dumps(CLASSES)}
 mean = [0.3]

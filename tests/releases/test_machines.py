@@ -11,7 +11,7 @@ import pytest
 from fedbac_edge import tiers
 from fedbac_edge.federation import Federation, ReleaseTable
 from fedbac_edge.parts import digest
-from fedbac_edge.protocol import releasing
+from fedbac_edge.protocol import cloud_state, releasing
 from fedbac_edge.protocol.cloud import Cloud
 from fedbac_edge.protocol.cloud_state import CloudState
 from fedbac_edge.protocol.engine import (
@@ -256,3 +256,15 @@ def test_a_signature_is_for_one_purpose(tmp_path: Path) -> None:
     assert not keys.verify(bytes(32), MANIFEST, b"bytes", signature)
     with pytest.raises(keys.KeyFileError, match="it is kept"):
         keys.make(tmp_path / "a.key")
+
+
+def test_as_many_models_are_kept_as_the_federation_says() -> None:
+    """The newest first; a model that came back counts once."""
+    releases = [
+        cloud_state.Release(number=n, model=m, round=n, models={})
+        for n, m in enumerate((1, 2, 3, 4, 2), start=1)
+    ]
+    state = CloudState(instance="1" * 8, releases=releases)
+    assert releasing.models_kept(state) == [2, 4]
+    state.models_kept = 3
+    assert releasing.models_kept(state) == [2, 4, 3]
