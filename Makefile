@@ -12,7 +12,7 @@ DEMO ?=
 LEVEL ?=
 BIN := .venv/bin
 LOWEST := .venv-lowest/bin
-AT_LEVEL := $(if $(LEVEL),$(BIN)/python -m fedbac_edge.vector_level $(LEVEL))
+AT_LEVEL := $(if $(LEVEL),$(BIN)/python -m fedbac_edge.host.vector_level $(LEVEL))
 CODE := fedbac_edge device_agent broker export tests benchmarks
 
 .PHONY: setup demo check test test-lowest soak clean

@@ -25,7 +25,7 @@ from broker import chunks, topics, wire
 from broker.chunks import Chunk
 from export.session import Session
 from fedbac_edge.protocol.messages import Release, ServingStatus
-from fedbac_edge.releases.manifest import Manifest
+from fedbac_edge.signing.manifest import Manifest
 
 PATIENCE_S = 60.0
 TOLERANCE = 1e-5

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
-from fedbac_edge.commands import fashion
-from fedbac_edge.simulation import journal, presets, run
-from fedbac_edge.simulation.pool import Pool
-from fedbac_edge.simulation.scenario import Scenario, check, with_roster, with_settings
+from fedbac_edge.datasets import fashion
+from fedbac_edge.lab import presets
+from fedbac_edge.lab.fleet import journal, run
+from fedbac_edge.lab.pool import Pool
+from fedbac_edge.lab.scenario import Scenario, check, with_roster, with_settings
 
 SERVERS, KINDS, DRIFTING = 20, 4, 10
 COMMON = (

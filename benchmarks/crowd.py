@@ -39,16 +39,17 @@ from broker.bus import Bus, Connected, Delivery, Published, Will
 from broker.mosquitto import MosquittoBroker
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge import tiers
-from fedbac_edge.discovery import find_spec
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Schema, pack, unpack
-from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.node import assemble
+from fedbac_edge.node.discovery import find_spec
+from fedbac_edge.node.runtime import Inbox, Runtime, opened_store
+from fedbac_edge.node.store import Store, StoreError
+from fedbac_edge.parts.part import Schema, pack, unpack
+from fedbac_edge.protocol.cloud.state import CloudState
 from fedbac_edge.protocol.device import Profile
-from fedbac_edge.protocol.engine import AnyJob, Evaluated, Event, Trained, TrainJob
-from fedbac_edge.protocol.messages import RoundSummary, Score, Spec
-from fedbac_edge.runtime import Inbox, Runtime, opened_store
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.protocol.events import AnyJob, Evaluated, Event, Trained, TrainJob
+from fedbac_edge.protocol.messages import RoundSummary, Spec
+from fedbac_edge.vocabulary.terms import Score
 
 PER_PROCESS = 50
 STEP = np.float32(1e-3)
@@ -124,7 +125,7 @@ class Agent(threading.Thread):
 
         with opened_store(self._state, self.name) as store:
             profile = Profile(samples=90, labelled=90, holdout=10)
-            node = tiers.device(self._spec, GATEWAY, self.name, profile, store)
+            node = assemble.device(self._spec, GATEWAY, self.name, profile, store)
             self.runtime = Runtime(store, node, open_bus, FixedStep(schema))
             self.runtime.run()
 

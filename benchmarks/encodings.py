@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from small_federation import Data, Outcome, Setting, arguments, describe, run
 
-from fedbac_edge.encodings import NAMES
-from fedbac_edge.federation import WireTable
+from fedbac_edge.parts.encodings import NAMES
+from fedbac_edge.settings.federation import WireTable
 
 
 def main() -> None:

@@ -26,12 +26,12 @@ from fedbac_edge.learning.batches import batches, step_count
 from fedbac_edge.learning.hassle import R_S, R_U, W_S, W_U, HassleSettings, train_hassle
 from fedbac_edge.learning.local import best_backend
 from fedbac_edge.learning.normalise import Images, Labels, normalise
-from fedbac_edge.learning.settings import Backend, Normalisation
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import architecture, shrunk
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import Backend, Normalisation
 
 NAMES: dict[Backend, str] = {
     "reference": "frozen logits once, plain torch",

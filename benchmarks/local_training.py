@@ -22,9 +22,9 @@ from fedbac_edge.learning.evaluation import evaluate_candidates
 from fedbac_edge.learning.forward import torch_logits
 from fedbac_edge.learning.local import train_jointly
 from fedbac_edge.learning.normalise import normalise
-from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.catalog import LeNet
+from fedbac_edge.vocabulary.training import Backend, LocalTraining, Normalisation
 
 NAMES: dict[Backend, str] = {
     "reference": "separate eager networks (the reference)",

@@ -13,10 +13,10 @@ import argparse
 from itertools import combinations
 from pathlib import Path
 
+from fedbac_edge.lab.fleet import journal
 from fedbac_edge.methods.merging import Exchange, Thresholds, regroup
-from fedbac_edge.protocol.messages import Score
-from fedbac_edge.simulation import journal
-from fedbac_edge.store import Store
+from fedbac_edge.node.store import Store
+from fedbac_edge.vocabulary.terms import Score
 
 THRESHOLDS = [Thresholds(c, t) for c in (0.5, 1.0, 2.0) for t in (1.1, 1.2, 1.5, 2.0, 3.0)]
 

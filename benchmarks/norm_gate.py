@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from fedbac_edge.simulation.long_life import Attack, Life, attackers, honest, live
+from fedbac_edge.lab.trials.long_life import Attack, Life, attackers, honest, live
 
 PAIRS: tuple[tuple[tuple[Attack, float], ...], ...] = (
     (),

@@ -21,9 +21,9 @@ from torch.nn.functional import cross_entropy
 from export import exporter, graph, quantise, torchscript
 from export.served import InputKind, ServedModel, Term
 from export.session import Session
-from fedbac_edge.commands.fashion import folder
-from fedbac_edge.commands.presets import FASHION_CLASSES
+from fedbac_edge.datasets.fashion import folder
 from fedbac_edge.datasets.sources import load
+from fedbac_edge.federation_file.starters import FASHION_CLASSES
 from fedbac_edge.models.additive import dump, network
 from fedbac_edge.models.catalog import architecture
 

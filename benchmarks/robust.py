@@ -14,10 +14,10 @@ import numpy as np
 from small_federation import ROSTER, Attack, Data, Setting, arguments, describe, run
 
 from fedbac_edge.datasets.samples import Samples
-from fedbac_edge.federation import RobustTable
-from fedbac_edge.parts import Part, pack, unpack
-from fedbac_edge.protocol.engine import Trained
-from fedbac_edge.robust import RuleName
+from fedbac_edge.parts.part import Part, pack, unpack
+from fedbac_edge.parts.robust import RuleName
+from fedbac_edge.protocol.events import Trained
+from fedbac_edge.settings.federation import RobustTable
 
 RULES: tuple[RuleName, ...] = ("mean", "clip", "trimmed-mean", "median", "multi-krum")
 HOSTILE = tuple(devices[0] for devices in ROSTER.values())

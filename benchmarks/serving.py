@@ -35,17 +35,18 @@ import onnxruntime
 from asking import Asker, judge
 
 from broker.mosquitto import MosquittoBroker
-from fedbac_edge import config, tiers
 from fedbac_edge.bandits import linucb
-from fedbac_edge.commands.fashion import folder
-from fedbac_edge.commands.presets import FASHION_CLASSES
+from fedbac_edge.datasets.fashion import folder
 from fedbac_edge.datasets.sources import load
+from fedbac_edge.federation_file import reading
+from fedbac_edge.federation_file.starters import FASHION_CLASSES
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import digest, pack
-from fedbac_edge.protocol.messages import PartRef
+from fedbac_edge.node import assemble
+from fedbac_edge.node.runtime import opened_store
+from fedbac_edge.parts.part import digest, pack
 from fedbac_edge.releases import vectors
-from fedbac_edge.runtime import opened_store
+from fedbac_edge.vocabulary.terms import PartRef
 
 SHAPE = (1, 28, 28)
 IMAGES = 50
@@ -87,14 +88,14 @@ class Site:
         self.directory, self.url = directory, f"mqtt://127.0.0.1:{port}"
         self.file = directory / "federation.toml"
         self.file.write_text(description)
-        self.federation = config.load(self.file)
+        self.federation = reading.load(self.file)
         self._cloud = ["--federation", str(self.file), "--state", str(directory / "cloud")]
 
     def learn(self, seed: int) -> None:
         """One round more: other parts, drawn, not released yet."""
         lenet, rng = architecture("lenet", SHAPE, 10), np.random.default_rng(seed)
         with opened_store(self.directory / "cloud", "cloud") as store:
-            state: Any = tiers.cloud(self.federation, "22222222", store).machine.state
+            state: Any = assemble.cloud(self.federation, "22222222", store).machine.state
             drawn = {
                 name: pack({tensor: 2 * values for tensor, values in lenet.init(rng).items()})
                 for name in method(self.federation).parts()

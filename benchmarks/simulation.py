@@ -20,14 +20,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedbac_edge.cgroups import available_cores
-from fedbac_edge.commands import fashion
-from fedbac_edge.simulation import journal, presets, run
-from fedbac_edge.simulation.grounds import Grounds
-from fedbac_edge.simulation.journal import Row
-from fedbac_edge.simulation.pool import Pool
-from fedbac_edge.simulation.samples import Place
-from fedbac_edge.simulation.scenario import Scenario, with_settings
+from fedbac_edge.datasets import fashion
+from fedbac_edge.host.cgroups import available_cores
+from fedbac_edge.lab import presets
+from fedbac_edge.lab.fleet import journal, run
+from fedbac_edge.lab.fleet.grounds import Grounds
+from fedbac_edge.lab.fleet.journal import Row
+from fedbac_edge.lab.pool import Pool
+from fedbac_edge.lab.samples import Place
+from fedbac_edge.lab.scenario import Scenario, with_settings
 
 State = Mapping[str, Tensor]
 

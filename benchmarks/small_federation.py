@@ -16,13 +16,25 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from fedbac_edge import config, tiers
-from fedbac_edge.commands.fashion import folder
-from fedbac_edge.commands.presets import FASHION_CLASSES, FASHION_MODEL
+from fedbac_edge.datasets.fashion import folder
 from fedbac_edge.datasets.partition import dirichlet
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.datasets.sources import load
-from fedbac_edge.federation import (
+from fedbac_edge.federation_file import reading
+from fedbac_edge.federation_file.starters import FASHION_CLASSES, FASHION_MODEL
+from fedbac_edge.lab.fleet.world import Process, World
+from fedbac_edge.learning.evaluation import evaluate
+from fedbac_edge.learning.jobs import perform
+from fedbac_edge.methods import method
+from fedbac_edge.models.catalog import architecture
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
+from fedbac_edge.parts.part import Part, unpack
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.device import Profile
+from fedbac_edge.protocol.events import Event, Job, Trained
+from fedbac_edge.protocol.messages import RoundSummary, Spec
+from fedbac_edge.settings.federation import (
     AssignmentTable,
     DeadlineTable,
     Federation,
@@ -32,18 +44,7 @@ from fedbac_edge.federation import (
     TrainingTable,
     WireTable,
 )
-from fedbac_edge.learning.evaluation import evaluate
-from fedbac_edge.learning.jobs import perform
-from fedbac_edge.learning.settings import Normalisation
-from fedbac_edge.methods import method
-from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Part, unpack
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.device import Profile
-from fedbac_edge.protocol.engine import Event, Job, Trained
-from fedbac_edge.protocol.messages import RoundSummary, Spec
-from fedbac_edge.simulation.world import Process, World
-from fedbac_edge.store import Store
+from fedbac_edge.vocabulary.training import Normalisation
 
 GATEWAYS, DEVICES = 2, 5
 ROSTER = {f"gw{m}": tuple(f"d{m}{i}" for i in range(1, DEVICES + 1)) for m in range(1, GATEWAYS + 1)}
@@ -103,7 +104,7 @@ def describe(
     setting: Setting, seed: int, wire: WireTable | None = None, robust: RobustTable | None = None
 ) -> Federation:
     """Fed-BAC with one cluster per gateway that stays; everybody is asked; no norm gate."""
-    return config.check(
+    return reading.check(
         Federation(
             name="small",
             seed=seed,
@@ -149,13 +150,15 @@ def run(
 
         profile = Profile(samples=len(samples), labelled=len(samples), holdout=0)
         world.add(
-            Process(name, lambda store: tiers.device(spec, gateway, name, profile, store), Store(None), work)
+            Process(
+                name, lambda store: assemble.device(spec, gateway, name, profile, store), Store(None), work
+            )
         )
 
     def add_gateway(name: str) -> None:
-        world.add(Process(name, lambda store: tiers.gateway(federation.name, name, store), Store(None)))
+        world.add(Process(name, lambda store: assemble.gateway(federation.name, name, store), Store(None)))
 
-    cloud = Process("cloud", lambda store: tiers.cloud(federation, INSTANCE, store), Store(None))
+    cloud = Process("cloud", lambda store: assemble.cloud(federation, INSTANCE, store), Store(None))
     world.add(cloud)
     for gateway, devices in federation.gateways.items():
         add_gateway(gateway)

@@ -18,18 +18,20 @@ from device_agent.settings import Settings
 from device_agent.stay import find, staying
 from device_agent.voice import Voice
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
-from fedbac_edge import live_settings, notify, tiers, vector_level
-from fedbac_edge.cgroups import available_cores
 from fedbac_edge.datasets.samples import DataError
-from fedbac_edge.membership import device_missing
+from fedbac_edge.host import systemd, vector_level
+from fedbac_edge.host.cgroups import available_cores
+from fedbac_edge.host.signals import Stop
 from fedbac_edge.methods import UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
+from fedbac_edge.node import assemble
+from fedbac_edge.node.runtime import Inbox, Runtime, Stopped
 from fedbac_edge.protocol.device import Device, DeviceState, Profile
-from fedbac_edge.protocol.engine import DataRead
+from fedbac_edge.protocol.events import DataRead
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Inbox, Runtime, Stopped
-from fedbac_edge.signals import Stop
+from fedbac_edge.settings import live
+from fedbac_edge.settings.membership import device_missing
 
 BACK_OFF_S = 0.5
 STORE_COST = "that costs a round at most"
@@ -75,9 +77,9 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
     rescan = Rescan(settings.data)
     source = DataSource(str(settings.data), settings.resize, settings.strict, settings.device)
     with contextlib.closing(TrainingWorker(source, spec.federation)) as worker:
-        turns = notify.Turns(leaving)
+        turns = systemd.Turns(leaving)
         try:
-            with notify.watched([turns.poke]):
+            with systemd.watched([turns.poke]):
                 opened = worker.open(turns)
         except DataError as error:
             raise Misconfigured(str(error)) from error
@@ -89,7 +91,7 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
         federation = spec.federation.name
         store_name = f"{federation}.{settings.edge}"
         with opened_or_new(settings.state, store_name, DeviceState, voice, STORE_COST) as store:
-            node = tiers.device(spec, settings.edge, name, _profile(opened), store)
+            node = assemble.device(spec, settings.edge, name, _profile(opened), store)
             device = node.machine
             assert isinstance(device, Device)
             narrator = Narrator(
@@ -125,9 +127,9 @@ def _take_part(settings: Settings, name: str, spec: Spec, voice: Voice, leaving:
                     leaving.wakes(runtime.stop),
                     _reminding(narrator),
                     rescanning(rescan, worker, voice),
-                    notify.watched([runtime.poke]),
+                    systemd.watched([runtime.poke]),
                 ):
-                    notify.notify(f"STATUS=device {name} of {federation}")
+                    systemd.notify(f"STATUS=device {name} of {federation}")
                     runtime.run()
             except Stopped as error:
                 raise Failed(str(error)) from error
@@ -139,7 +141,7 @@ def _is_over(machine: Device, spec: Spec) -> bool:
         return True
     if device_missing(machine.federation, machine.gateway, machine.name):
         return True
-    changed = live_settings.restarts_trainers(spec.federation, machine.federation)
+    changed = live.restarts_trainers(spec.federation, machine.federation)
     return changed and machine.between_rounds
 
 

@@ -12,8 +12,9 @@ from broker.topics import BadName
 from broker.url import BadUrl
 from device_agent import settings
 from device_agent.voice import Voice
-from fedbac_edge import __version__, signals
+from fedbac_edge import __version__
 from fedbac_edge.datasets.samples import DataError
+from fedbac_edge.host import signals
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from broker.topics import BadName, check_name
-from fedbac_edge import damage
-from fedbac_edge.store import StoreFailed
+from fedbac_edge.node import damage
+from fedbac_edge.node.store import StoreFailed
 
 
 class IdentityError(ValueError):

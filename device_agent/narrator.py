@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Protocol
 
-from fedbac_edge import stalls
-from fedbac_edge.node import Node
+from fedbac_edge.node import stalls
+from fedbac_edge.node.node import Node
 from fedbac_edge.protocol.device import Device, DeviceState
-from fedbac_edge.protocol.engine import Action, Event, Log, Received, Send, Work
-from fedbac_edge.protocol.messages import GatewayStatus, PartRef, TrainTask
+from fedbac_edge.protocol.events import Action, Event, Log, Received, Send, Work
+from fedbac_edge.protocol.messages import GatewayStatus, TrainTask
+from fedbac_edge.vocabulary.terms import PartRef
 
 QUIET_S = 3.0
 """So long the gateway may be unseen before anything is said."""

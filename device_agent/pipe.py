@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from fedbac_edge.federation import Federation
-from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Trained, TrainJob
+from fedbac_edge.protocol.events import Evaluated, EvaluateJob, Trained, TrainJob
+from fedbac_edge.settings.federation import Federation
 
 MESSAGE_LIMIT = 1 << 30
 """Bytes; both ends are ours, so this only bounds an accident."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from device_agent.voice import Voice
-from fedbac_edge import damage
-from fedbac_edge.runtime import held_store
-from fedbac_edge.store import Store, StoreDamaged
+from fedbac_edge.node import damage
+from fedbac_edge.node.runtime import held_store
+from fedbac_edge.node.store import Store, StoreDamaged
 
 DAMAGED = "damaged"
 """What a store is called that was moved aside."""

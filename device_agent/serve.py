@@ -23,18 +23,19 @@ from device_agent.settings import ServeSettings
 from device_agent.stay import find, staying
 from device_agent.trial import TrialWorker
 from device_agent.voice import Voice
-from export.files import write_bytes
 from export.infer import SERVED
-from fedbac_edge import notify, tiers
-from fedbac_edge.membership import gateway_missing
-from fedbac_edge.node import Node
-from fedbac_edge.parts import digest
-from fedbac_edge.protocol.engine import ModelFailed
+from fedbac_edge.host import systemd
+from fedbac_edge.host.files import write_bytes
+from fedbac_edge.host.signals import Stop
+from fedbac_edge.node import assemble
+from fedbac_edge.node.node import Node
+from fedbac_edge.node.runtime import Inbox, Runtime
+from fedbac_edge.node.store import LedgerLine, Store, StoreError
+from fedbac_edge.parts.part import digest
+from fedbac_edge.protocol.events import ModelFailed
 from fedbac_edge.protocol.serving import Serving, ServingState
-from fedbac_edge.releases import keys
-from fedbac_edge.runtime import Inbox, Runtime
-from fedbac_edge.signals import Stop
-from fedbac_edge.store import LedgerLine, Store, StoreError
+from fedbac_edge.settings.membership import gateway_missing
+from fedbac_edge.signing import keys
 
 BACK_OFF_S = 0.5
 STORE_COST = (
@@ -83,7 +84,7 @@ def _remembered(store: Store) -> str | None:
 def _serve(
     settings: ServeSettings, federation: str, name: str, store: Store, voice: Voice, leaving: Stop
 ) -> None:
-    node = tiers.serving(federation, settings.edge, name, settings.release_key, store)
+    node = assemble.serving(federation, settings.edge, name, settings.release_key, store)
     assert isinstance(node.machine, Serving)
     questions = topics.device(federation, settings.edge, name, "infer")
     trials = TrialWorker()
@@ -115,8 +116,8 @@ def _serve(
         voice.say("key", f"trusting releases signed with the key {trusted}", key=trusted)
     runtime = Runtime(store, node, open_bus, trials, observe=lambda node: observer(node, runtime.link))
     if node.machine.state.current is None:
-        notify.notify("READY=1", "STATUS=waiting for a first release")
-    with leaving.wakes(runtime.stop), notify.watched([runtime.poke, answerer.poke]):
+        systemd.notify("READY=1", "STATUS=waiting for a first release")
+    with leaving.wakes(runtime.stop), systemd.watched([runtime.poke, answerer.poke]):
         runtime.run()
 
 
@@ -201,7 +202,7 @@ class _Observer:
             return
         self._answerer.serve(Live(current.number, current.hash, session))
         self._copy(store.blobs[current.hash], current.hash)
-        notify.notify("READY=1", f"STATUS=serving release {current.number}")
+        systemd.notify("READY=1", f"STATUS=serving release {current.number}")
         self._voice.say(
             "answering",
             f"answering with release {current.number} (cluster {current.cluster}, round {current.round})",

@@ -22,7 +22,7 @@ from broker.url import BrokerUrl
 from device_agent.data import MissingData
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.datasets.sources import KINDS
-from fedbac_edge.releases import keys
+from fedbac_edge.signing import keys
 
 DEFAULT_FILE = Path("/etc/fedbac/agent.toml")
 DEFAULT_BROKER = "mqtt://localhost:1883"

@@ -11,12 +11,13 @@ from broker.url import BrokerUrl
 from device_agent import identity
 from device_agent.endings import Failed, Misconfigured
 from device_agent.voice import Voice, VoiceHandler
-from fedbac_edge import discovery, notify, output, signals
-from fedbac_edge.federation import Federation
+from fedbac_edge.host import output, signals, systemd
+from fedbac_edge.host.signals import Stop
+from fedbac_edge.node import discovery
+from fedbac_edge.node.runtime import Stopped
+from fedbac_edge.node.store import StoreError, StoreFailed
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Stopped
-from fedbac_edge.signals import Stop
-from fedbac_edge.store import StoreError, StoreFailed
+from fedbac_edge.settings.federation import Federation
 
 
 @contextlib.contextmanager
@@ -36,7 +37,7 @@ def staying(voice: Voice) -> Iterator[Stop]:
     except sqlite3.Error as error:
         raise Failed(f"the store cannot be read ({error}): the disk may be failing") from error
     finally:
-        notify.notify("STOPPING=1")
+        systemd.notify("STOPPING=1")
         logging.getLogger().removeHandler(handler)
 
 
@@ -52,10 +53,10 @@ def find(
 
     None when told to leave meanwhile.
     """
-    notify.notify("READY=1", "STATUS=looking for the federation")
-    turns = notify.Turns(leaving)
+    systemd.notify("READY=1", "STATUS=looking for the federation")
+    turns = systemd.Turns(leaving)
     try:
-        with notify.watched([turns.poke]):
+        with systemd.watched([turns.poke]):
             return discovery.find_spec(
                 broker, federation, client_id, lambda text: voice.say("waiting", text), turns, missing=missing
             )

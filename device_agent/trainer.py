@@ -20,10 +20,10 @@ from device_agent import pipe
 from device_agent.data import DeviceData
 from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.learning.jobs import JobError, perform
-from fedbac_edge.learning.settings import Cancelled
+from fedbac_edge.learning.outcomes import Cancelled
 from fedbac_edge.methods import method
-from fedbac_edge.parts import PartError
-from fedbac_edge.protocol.engine import Job, Trained
+from fedbac_edge.parts.part import PartError
+from fedbac_edge.protocol.events import Job, Trained
 
 log = logging.getLogger(__name__)
 

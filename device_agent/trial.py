@@ -1,6 +1,6 @@
 """Trying a release's model on the device that shall serve it: open it, hold it to its manifest, ask it.
 
-A `fedbac_edge.runtime.Worker`: what passes stays open under its hash, ready to answer.
+A `fedbac_edge.node.runtime.Worker`: what passes stays open under its hash, ready to answer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Set
 import numpy as np
 
 from export.session import ModelError, Session
-from fedbac_edge.parts import digest
-from fedbac_edge.protocol.engine import AnyJob, Event, JobFailed, TrialJob, Tried
+from fedbac_edge.parts.part import digest
+from fedbac_edge.protocol.events import AnyJob, Event, JobFailed, TrialJob, Tried
 from fedbac_edge.releases import vectors
-from fedbac_edge.releases.manifest import Manifest
+from fedbac_edge.signing.manifest import Manifest
 
 
 class TrialWorker:

@@ -24,8 +24,7 @@ import msgspec
 from device_agent import loading, pipe
 from device_agent.process import TrainerProcess
 from fedbac_edge.datasets.samples import DataError
-from fedbac_edge.federation import Federation
-from fedbac_edge.protocol.engine import (
+from fedbac_edge.protocol.events import (
     AnyJob,
     Evaluated,
     EvaluateJob,
@@ -35,6 +34,7 @@ from fedbac_edge.protocol.engine import (
     Trained,
     TrainJob,
 )
+from fedbac_edge.settings.federation import Federation
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class _Task:
 
 
 class TrainingWorker:
-    """A `fedbac_edge.runtime.Worker`. One thread of its own starts, feeds and ends the training process."""
+    """A `node.runtime.Worker`. One thread of its own starts, feeds and ends the training process."""
 
     def __init__(
         self,

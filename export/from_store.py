@@ -13,16 +13,16 @@ import msgspec
 
 from export.served import ExportError, ServedModel, Term, UnknownView
 from fedbac_edge import __version__
-from fedbac_edge.beginnings import Weights
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file.beginnings import Weights
 from fedbac_edge.methods import method
 from fedbac_edge.methods.method import Method, View
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import PartError, digest, unpack
-from fedbac_edge.protocol import generations
-from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.node.store import Store, StoreError
+from fedbac_edge.parts.part import PartError, digest, unpack
+from fedbac_edge.protocol.cloud import generations
+from fedbac_edge.protocol.cloud.state import CloudState
 from fedbac_edge.protocol.messages import RoundSummary
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.settings.federation import Federation
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from export.served import ServedModel
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import FloatArray
+from fedbac_edge.parts.part import FloatArray
 
 BLOCK = 16
 

@@ -14,14 +14,14 @@ import onnx
 from onnx import TensorProto, helper
 
 from export import fusion, resnet
-from export.files import write_bytes
 from export.metadata import properties
 from export.nodes import Nodes
 from export.normalisation import absorb
 from export.served import ExportError, InputKind, ServedModel, Term
+from fedbac_edge.host.files import write_bytes
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.models.resnet import ResNet8
-from fedbac_edge.parts import FloatArray
+from fedbac_edge.parts.part import FloatArray
 
 OPSET = 17
 IR_VERSION = 8

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from export.session import LARGEST_BATCH, InputError, ModelError, OtherSize, Prediction, Session, read_image
-from fedbac_edge import signals
 from fedbac_edge.datasets import picture, picture_files
 from fedbac_edge.datasets.picture_files import PassedOver
 from fedbac_edge.datasets.shown import shown
+from fedbac_edge.host import signals
 
 SUFFIXES = picture.SUFFIXES | {".npy"}
 SERVED = Path("serving") / "model.onnx"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from export.served import ServedModel
-from fedbac_edge.parts import digest, pack
+from fedbac_edge.parts.part import digest, pack
 
 RESERVED = ("parts", "classes", "normalisation", "input")
 

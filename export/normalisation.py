@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from export.served import ServedModel, Term
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
 
 
 def absorb(model: ServedModel) -> ServedModel:

@@ -26,7 +26,7 @@ from export.normalisation import absorb
 from export.served import ExportError, ServedModel
 from export.session import Session
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import FloatArray
+from fedbac_edge.parts.part import FloatArray
 
 MOST_POINTS_LOST = 0.5
 LARGEST_WEIGHT = 64

@@ -7,7 +7,7 @@ import numpy as np
 from export.nodes import Nodes
 from export.served import Term
 from fedbac_edge.models.resnet import EPSILON, ResNet8
-from fedbac_edge.parts import FloatArray, Part
+from fedbac_edge.parts.part import FloatArray, Part
 
 
 def fold(part: Part, convolution: str, norm: str) -> tuple[FloatArray, FloatArray]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedbac_edge.parts import has_variances
+from fedbac_edge.parts.part import has_variances
 
 if TYPE_CHECKING:
     from fedbac_edge.models.description import Architecture
-    from fedbac_edge.parts import Part
+    from fedbac_edge.parts.part import Part
 
 InputKind = Literal["uint8", "float"]
 """Raw images (N, height, width, channels), or normalised (N, channels, height, width)."""

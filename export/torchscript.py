@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear, max_pool2d
 
-from export.files import write_bytes
 from export.fusion import fuse
 from export.metadata import properties
 from export.normalisation import absorb
 from export.served import ExportError, InputKind, ServedModel
+from fedbac_edge.host.files import write_bytes
 from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import LeNet
 

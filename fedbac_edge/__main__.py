@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedbac_edge import entry
+from fedbac_edge.host import entry
 
 if TYPE_CHECKING:
     import click

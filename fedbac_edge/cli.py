@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-from fedbac_edge import entry
+from fedbac_edge.host import entry
 
 COMMANDS = {
     "demo": "fedbac_edge.commands.demo:demo",

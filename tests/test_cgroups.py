@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbac_edge.cgroups import available_cores, cpu_limit, memory_limit
 from fedbac_edge.datasets import limits
+from fedbac_edge.host.cgroups import available_cores, cpu_limit, memory_limit
 
 
 class System:

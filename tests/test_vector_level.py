@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from fedbac_edge import vector_level
-from fedbac_edge.vector_level import VARIABLE, levels_of, model_of
+from fedbac_edge.host import vector_level
+from fedbac_edge.host.vector_level import VARIABLE, levels_of, model_of
 
 V2 = "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
@@ -23,7 +23,7 @@ ASK = """
 import os, sys, torch
 from fedbac_edge.learning.compiled import kernel_for
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.vector_level import level
+from fedbac_edge.host.vector_level import level
 try:
     lanes = kernel_for(LeNet()).lanes
 except RuntimeError:
@@ -88,9 +88,9 @@ def test_a_cap_that_this_machine_does_not_have_ends_each_command() -> None:
 @pytest.mark.parametrize("level", [name for name in TORCH if name in vector_level.levels()])
 def test_one_setting_caps_our_kernel_and_torch(level: str) -> None:
     """Also what is set for one process alone reaches the libraries: the process starts itself anew."""
-    anew = f"from fedbac_edge import vector_level; vector_level.start_capped()\n{ASK}"
+    anew = f"from fedbac_edge.host import vector_level; vector_level.start_capped()\n{ASK}"
     commands = [
-        [sys.executable, "-m", "fedbac_edge.vector_level", level, sys.executable, "-c", ASK],
+        [sys.executable, "-m", "fedbac_edge.host.vector_level", level, sys.executable, "-c", ASK],
         [sys.executable, "-c", anew],
     ]
     lanes = {"x86-64-v2": 4, "x86-64-v3": 8, "x86-64-v4": 16}[level]
@@ -107,7 +107,9 @@ def test_one_setting_caps_our_kernel_and_torch(level: str) -> None:
 def test_a_command_line_that_cannot_work_is_said() -> None:
     for arguments, words in ((["x86-64-v9", "true"], "this machine has"), (["x86-64"], "give a level and")):
         child = subprocess.run(
-            [sys.executable, "-m", "fedbac_edge.vector_level", *arguments], capture_output=True, text=True
+            [sys.executable, "-m", "fedbac_edge.host.vector_level", *arguments],
+            capture_output=True,
+            text=True,
         )
         assert child.returncode == 1
         assert words in child.stderr

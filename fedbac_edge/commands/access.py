@@ -12,7 +12,7 @@ import click
 from fedbac_edge.commands.failures import Misconfigured
 
 if TYPE_CHECKING:
-    from fedbac_edge.federation import Federation
+    from fedbac_edge.settings.federation import Federation
 
 
 def prepare(

@@ -28,7 +28,7 @@ def backup(state: Path, to: Path) -> None:
     Exit code 2 when there is no such state, or the copy would replace a file.
     """
     with explained():
-        from fedbac_edge import backups
+        from fedbac_edge.node import backups
 
         made = backups.make(state, to)
         click.echo(f"{made.path}: federation {made.federation} after round {made.round}")
@@ -53,7 +53,7 @@ def restore(file: Path, state: Path) -> None:
     Exit code 2 when the backup is damaged or is none, or when the cloud still runs.
     """
     with explained():
-        from fedbac_edge import backups
+        from fedbac_edge.node import backups
 
         found, aside = backups.restore(file, state)
         if aside is not None:

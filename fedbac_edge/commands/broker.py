@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbac_edge import output, signals
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE, address, broker_options
+from fedbac_edge.host import output, signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,14 +205,14 @@ def _bridge(file: Path | None, site: str | None, to: str | None, options: dict[s
     """See `bridges.section`; only the files of TLS are taken from `options`."""
     from broker.bridges import section
     from broker.url import BrokerUrl
-    from fedbac_edge import config
-    from fedbac_edge.membership import gateway_missing
+    from fedbac_edge.federation_file import reading
+    from fedbac_edge.settings.membership import gateway_missing
 
     if file is None or site is None or to is None:
         raise Misconfigured(
             "a bridge needs --federation FILE, --bridge SITE and --to URL of the cloud's broker"
         )
-    federation = config.load(file)
+    federation = reading.load(file)
     if missing := gateway_missing(federation, site):
         raise Misconfigured(missing)
     url = BrokerUrl.parse(to, ca=options["ca"], certificate=options["cert"], key=options["key"])
@@ -223,14 +223,14 @@ def _access(
     folder: Path, file: Path, keys: Path | None, others: tuple[str, ...], given: dict[str, Any]
 ) -> dict[str, Any]:
     """Write who may do what; see `access.prepare`."""
-    from fedbac_edge import config
     from fedbac_edge.commands import access
+    from fedbac_edge.federation_file import reading
 
     if "acl_file" in given or "password_file" in given:
         raise Misconfigured(
             "access list and passwords are written for the roster: leave out the files of others"
         )
-    return access.prepare(folder, config.load(file), others, keys, "tls" in given)
+    return access.prepare(folder, reading.load(file), others, keys, "tls" in given)
 
 
 def _port(given: dict[str, Any]) -> int:
@@ -274,11 +274,11 @@ def _sized_for(file: Path) -> dict[str, Any]:
     """Room for a round and an evaluation of the largest site, for a client that is away meanwhile."""
     from broker.chunks import chunk_count
     from broker.mosquitto import MAX_PACKET
-    from fedbac_edge import config
+    from fedbac_edge.federation_file import reading
     from fedbac_edge.methods import method
     from fedbac_edge.models.catalog import architecture, float_count
 
-    federation = config.load(file)
+    federation = reading.load(file)
     model = federation.model
     weights = 4 * float_count(architecture(model.architecture, model.input, len(model.classes)))
     parts = len(method(federation).parts())

@@ -16,8 +16,8 @@ from broker.bus import BusEvent, Connected, Delivery, Disconnected
 from broker.chunks import FRAMING, PACKET_LIMIT
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge import selftest
 from fedbac_edge.commands.checks import Check, dates
+from fedbac_edge.node import access_probe
 from fedbac_edge.protocol.messages import Spec
 
 CONNECT_S = 5.0
@@ -173,9 +173,9 @@ def self_test(talk: Conversation, name: str, user: str, spec: Spec | None) -> li
     gateway, device = access.split(user)
     if spec is not None and (missing := _not_listed(spec, gateway, device)) is not None:
         return [missing]
-    plan = selftest.plan(name, gateway, device, spec.federation.gateways if spec else {})
-    denials: list[selftest.Denial] = []
-    test = selftest.SelfTest(
+    plan = access_probe.plan(name, gateway, device, spec.federation.gateways if spec else {})
+    denials: list[access_probe.Denial] = []
+    test = access_probe.SelfTest(
         user,
         plan,
         lambda topic, token: talk.bus.publish(topic, b"", token=token),
@@ -197,7 +197,7 @@ def self_test(talk: Conversation, name: str, user: str, spec: Spec | None) -> li
         talk.until(settled, 0.2)
         test.tick(time.monotonic())
     if denials:
-        return [Check("access", "wrong", str(denial), selftest.remedy(user)) for denial in denials]
+        return [Check("access", "wrong", str(denial), access_probe.remedy(user)) for denial in denials]
     said = f"{user} may publish on its {len(plan.writes)} topics"
     if not plan.answers:
         return [Check("access", "ok", said)]
@@ -225,4 +225,4 @@ def _not_listed(spec: Spec, gateway: str | None, device: str | None) -> Check | 
 def _observer(user: str, spec: Spec | None) -> Check:
     if spec is not None:
         return Check("access", "ok", f"{user} reads the federation")
-    return Check("access", "unknown", f"{user} could read nothing yet", selftest.remedy(user))
+    return Check("access", "unknown", f"{user} could read nothing yet", access_probe.remedy(user))

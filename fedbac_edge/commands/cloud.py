@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedbac_edge import output, signals
 from fedbac_edge.commands.failures import Failed, explained, remedied
 from fedbac_edge.commands.options import (
     FILE,
@@ -19,13 +18,14 @@ from fedbac_edge.commands.options import (
     ledger_option,
     say_warnings,
 )
+from fedbac_edge.host import output, signals
 
 if TYPE_CHECKING:
-    from fedbac_edge.commands.views import View
-    from fedbac_edge.federation import Federation
-    from fedbac_edge.node import Node
-    from fedbac_edge.protocol.cloud_state import CloudState
-    from fedbac_edge.store import LedgerLine
+    from fedbac_edge.node.node import Node
+    from fedbac_edge.node.store import LedgerLine
+    from fedbac_edge.protocol.cloud.state import CloudState
+    from fedbac_edge.settings.federation import Federation
+    from fedbac_edge.terminal.views import View
 
 
 @click.group()
@@ -69,16 +69,19 @@ def run(
     output.not_needed()
     with signals.stopping() as stop, explained():
         from broker.mqtt import MqttBus
-        from fedbac_edge import beginnings, config, notify, rivals, tiers
         from fedbac_edge.commands.releasing import ReleaseNotes, open_key
-        from fedbac_edge.commands.views import showing
-        from fedbac_edge.live_settings import Change
-        from fedbac_edge.protocol.cloud import Cloud
-        from fedbac_edge.releases import keys, worker
-        from fedbac_edge.runtime import Runtime, opened_store
+        from fedbac_edge.federation_file import beginnings, reading
+        from fedbac_edge.host import systemd
+        from fedbac_edge.node import assemble, second_cloud
+        from fedbac_edge.node.runtime import Runtime, opened_store
+        from fedbac_edge.protocol.cloud.machine import Cloud
+        from fedbac_edge.releases import worker
+        from fedbac_edge.settings.live import Change
+        from fedbac_edge.signing import keys
+        from fedbac_edge.terminal.views import showing
 
         say_warnings()
-        federation = config.load(file)
+        federation = reading.load(file)
         url = address(broker, ca, cert, key)
         directory = state or Path("runs") / federation.name
         to_restore = (
@@ -89,7 +92,7 @@ def run(
             missing = worker.missing()
             signer = None if missing else open_key(file, federation, directory, make=True)
             told = store.ledger(kind="setting")
-            node = tiers.cloud(
+            node = assemble.cloud(
                 federation,
                 secrets.token_hex(4),
                 store,
@@ -101,7 +104,7 @@ def run(
             machine = node.machine
             assert isinstance(machine, Cloud)
             federation = machine.federation  # with the clusters that there are
-            rival = rivals.find(url, federation.name, node.machine.state.instance, stop)
+            rival = second_cloud.find(url, federation.name, node.machine.state.instance, stop)
             if rival is not None:
                 raise Failed(
                     f"another cloud (instance {rival}) holds the federation {federation.name!r} on {url}: "
@@ -135,11 +138,11 @@ def run(
                 else:
                     public, short = keys.to_text(signer.public), keys.fingerprint(signer.public)
                     view.note(f"releases are signed with the key {public} (in short {short})")
-                notify.notify("READY=1", f"STATUS=cloud of {federation.name}")
-                with stop.wakes(runtime.stop), notify.watched([runtime.poke]):
+                systemd.notify("READY=1", f"STATUS=cloud of {federation.name}")
+                with stop.wakes(runtime.stop), systemd.watched([runtime.poke]):
                     runtime.run()
                 stop.raise_failure()
-                notify.notify("STOPPING=1")
+                systemd.notify("STOPPING=1")
                 if not is_finished(node):
                     reached: CloudState = node.machine.state
                     total = machine.last_round
@@ -228,7 +231,7 @@ def restored(line: LedgerLine) -> str:
 
 def missing(state: CloudState, federation: Federation) -> str:
     """Who must still come before a round can begin, in words."""
-    from fedbac_edge.protocol import sites
+    from fedbac_edge.protocol.cloud import sites
 
     absent = []
     for name in sites.names(federation, state):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbac_edge import output, signals
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE, given, json_option, labels_option
+from fedbac_edge.host import output, signals
 
 if TYPE_CHECKING:
     from fedbac_edge.demo.settings import DemoMethod
@@ -84,10 +84,10 @@ def demo(
     )
     output.not_needed()
     with signals.stopping(signals.UNWIND_S, code=1, also=(signal.SIGHUP,)) as stop, explained():
-        from fedbac_edge.commands.views import PlainView, showing
         from fedbac_edge.demo import run
         from fedbac_edge.demo.children import ChildDied
         from fedbac_edge.demo.settings import SAMPLES, Settings
+        from fedbac_edge.terminal.views import PlainView, showing
 
         if place.exists() and not place.is_dir():
             raise Misconfigured(f"{place} is a file; give a folder as --out")

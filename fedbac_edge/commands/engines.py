@@ -10,8 +10,8 @@ import click
 from fedbac_edge.commands.failures import Misconfigured
 
 if TYPE_CHECKING:
-    from fedbac_edge.signals import Stop
-    from fedbac_edge.simulation.engine import Engine
+    from fedbac_edge.host.signals import Stop
+    from fedbac_edge.lab.engine import Engine
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,11 +44,11 @@ def check_engine(engine: str, ray_address: str | None) -> None:
 def start_engine(name: str, workers: int | None, ray_address: str | None, most: int, stop: Stop) -> Engine:
     """The engine, begun; on this machine of at most `most` workers. Raises Misconfigured, PoolError."""
     if name == "local":
-        from fedbac_edge.cgroups import available_cores
-        from fedbac_edge.simulation.pool import Pool
+        from fedbac_edge.host.cgroups import available_cores
+        from fedbac_edge.lab.pool import Pool
 
         return Pool(min(workers or available_cores(), most), stop)
-    from fedbac_edge.simulation.ray_engine import NoRay, RayEngine
+    from fedbac_edge.lab.ray_engine import NoRay, RayEngine
 
     try:
         return RayEngine(workers, ray_address, stop)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from fedbac_edge import signals
+from fedbac_edge.host import signals
 
 EXTRAS = {
     "PIL": "infer",
@@ -55,14 +55,14 @@ def explained() -> Iterator[None]:
         from broker.topics import BadName
         from broker.url import BadUrl
         from export.served import ExportError, UnknownView
-        from fedbac_edge.beginnings import BadWeights
-        from fedbac_edge.config import FederationError
         from fedbac_edge.datasets.download import DownloadError
         from fedbac_edge.datasets.partition import PartitionError
         from fedbac_edge.datasets.samples import DataError
-        from fedbac_edge.discovery import DiscoveryError, Interrupted
-        from fedbac_edge.runtime import Stopped
-        from fedbac_edge.store import StoreError, StoreFailed
+        from fedbac_edge.federation_file.beginnings import BadWeights
+        from fedbac_edge.federation_file.reading import FederationError
+        from fedbac_edge.node.discovery import DiscoveryError, Interrupted
+        from fedbac_edge.node.runtime import Stopped
+        from fedbac_edge.node.store import StoreError, StoreFailed
 
         asked = (
             *(AccessError, BadWeights, FederationError, DataError, PartitionError),
@@ -109,7 +109,7 @@ def stopped_run(command: str, folder: Path | None) -> Failed:
 @contextlib.contextmanager
 def remedied(remedy: str) -> Iterator[None]:
     """A damaged store becomes a sentence that ends with what to do about it."""
-    from fedbac_edge.store import StoreDamaged
+    from fedbac_edge.node.store import StoreDamaged
 
     try:
         yield

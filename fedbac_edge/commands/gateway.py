@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedbac_edge import output, signals
 from fedbac_edge.commands.failures import Misconfigured, explained, remedied
 from fedbac_edge.commands.options import FILE, address, broker_options, ledger_option, say_warnings
+from fedbac_edge.host import output, signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.url import BrokerUrl
-    from fedbac_edge.node import Node
+    from fedbac_edge.node.node import Node
+    from fedbac_edge.node.store import LedgerLine
     from fedbac_edge.protocol.messages import Spec
-    from fedbac_edge.store import LedgerLine
 
 
 @click.group()
@@ -93,16 +93,17 @@ def _stay(
     `has_place`: the description on the broker lists it, whatever an older one in the store says.
     """
     from broker.mqtt import MqttBus
-    from fedbac_edge import notify, tiers
-    from fedbac_edge.membership import gateway_missing
-    from fedbac_edge.runtime import Runtime, opened_store
+    from fedbac_edge.host import systemd
+    from fedbac_edge.node import assemble
+    from fedbac_edge.node.runtime import Runtime, opened_store
+    from fedbac_edge.settings.membership import gateway_missing
 
     to_go_on = (
         "move the file away and start again: the gateway then learns anew which devices help, nothing "
         "else is lost"
     )
     with remedied(to_go_on), opened_store(directory, f"gateway-{name}") as store:
-        node = tiers.gateway(federation, name, store, ledger_rounds=ledger_rounds)
+        node = assemble.gateway(federation, name, store, ledger_rounds=ledger_rounds)
         older = node.machine.state.spec if has_place else None
 
         def is_left_out(node: Node) -> bool:
@@ -117,30 +118,30 @@ def _stay(
             until=is_left_out,
         )
         click.echo(f"gateway {name} of {federation} at {url}, state in {directory}")
-        notify.notify("READY=1", f"STATUS=gateway {name} of {federation}")
-        with stop.wakes(runtime.stop), notify.watched([runtime.poke]):
+        systemd.notify("READY=1", f"STATUS=gateway {name} of {federation}")
+        with stop.wakes(runtime.stop), systemd.watched([runtime.poke]):
             runtime.run()
         stop.raise_failure()
         if stop():
-            notify.notify("STOPPING=1")
+            systemd.notify("STOPPING=1")
 
 
 def _discover(url: BrokerUrl, federation: str | None, name: str, stop: signals.Stop) -> Spec | None:
     """The federation with a place for this gateway; waits for it. None: a signal ended the wait."""
-    from fedbac_edge import notify
-    from fedbac_edge.discovery import Interrupted, SeveralFederations, find_spec
-    from fedbac_edge.membership import gateway_missing
+    from fedbac_edge.host import systemd
+    from fedbac_edge.node.discovery import Interrupted, SeveralFederations, find_spec
+    from fedbac_edge.settings.membership import gateway_missing
 
-    turns = notify.Turns(stop)
-    notify.notify("READY=1", "STATUS=looking for the federation")
-    with notify.watched([turns.poke]):
+    turns = systemd.Turns(stop)
+    systemd.notify("READY=1", "STATUS=looking for the federation")
+    with systemd.watched([turns.poke]):
         try:
             return find_spec(
                 *(url, federation, "fedbac-gateway", click.echo, turns),
                 missing=lambda federation: gateway_missing(federation, name),
             )
         except Interrupted:
-            notify.notify("STOPPING=1")
+            systemd.notify("STOPPING=1")
             return None
         except SeveralFederations as error:
             raise Misconfigured(str(error)) from error
@@ -171,7 +172,7 @@ class Narrate:
                 click.echo(text)
 
     def _presence(self, node: Node) -> str:
-        from fedbac_edge.protocol import roster
+        from fedbac_edge.protocol.gateway import roster
 
         state = node.machine.state
         if state.spec is None:
@@ -183,8 +184,8 @@ class Narrate:
 
 def sentence(line: LedgerLine) -> str:
     """A ledger line of a gateway for people; empty for what they need not see."""
-    from fedbac_edge import stalls
-    from fedbac_edge.live_settings import Change
+    from fedbac_edge.node import stalls
+    from fedbac_edge.settings.live import Change
 
     detail = line.detail
     match line.kind:

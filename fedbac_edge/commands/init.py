@@ -77,15 +77,15 @@ def init(
     with explained():
         import msgspec
 
-        from export.files import write_bytes
-        from fedbac_edge import beginnings, config
-        from fedbac_edge.commands.federation_file import render
-        from fedbac_edge.commands.presets import PRESETS
         from fedbac_edge.commands.releasing import key_beside
         from fedbac_edge.commands.successor import earlier, succeeding, with_more_classes
         from fedbac_edge.datasets.labels import listing
         from fedbac_edge.datasets.survey import survey
-        from fedbac_edge.releases import keys
+        from fedbac_edge.federation_file import beginnings, reading
+        from fedbac_edge.federation_file.starters import PRESETS
+        from fedbac_edge.federation_file.template import render
+        from fedbac_edge.host.files import write_bytes
+        from fedbac_edge.signing import keys
 
         if out.exists() and not (force and out.is_file()):
             remedy = (
@@ -111,7 +111,7 @@ def init(
                 federation.model, classes=seen.classes, input=seen.input, mean=seen.mean, std=seen.std
             )
             federation = msgspec.structs.replace(federation, model=model)
-        config.check(federation)
+        reading.check(federation)
         if weights is not None:
             taken = beginnings.fitted(weights, federation)
             write_bytes(beginnings.encode(weights), beginnings.beside(out))
@@ -150,7 +150,7 @@ def _release_key(out: Path) -> bytes | None:
     import importlib.util
 
     from fedbac_edge.commands.releasing import key_beside
-    from fedbac_edge.releases import keys
+    from fedbac_edge.signing import keys
 
     if importlib.util.find_spec("cryptography") is None:
         return None

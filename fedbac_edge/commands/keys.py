@@ -58,9 +58,9 @@ def init(folder: Path, hosts: tuple[str, ...], file: Path | None, others: tuple[
     """
     with _explained():
         from broker import access, certificates
-        from fedbac_edge import config
+        from fedbac_edge.federation_file import reading
 
-        roster = {} if file is None else config.load(file).gateways
+        roster = {} if file is None else reading.load(file).gateways
         users = access.users(roster, others)
         certificates.check_names(users)
         certificates.create_authority(folder, [*(hosts or [socket.gethostname()]), *LOCAL])

@@ -13,7 +13,6 @@ from broker import topics, wire
 from broker.bus import BusEvent, Connected, Delivery, Disconnected, Subscribed
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge.commands import narrow, rounds
 from fedbac_edge.commands.stored_status import too_long
 from fedbac_edge.protocol.messages import (
     CloudStatus,
@@ -24,7 +23,8 @@ from fedbac_edge.protocol.messages import (
     ServingStatus,
     Spec,
 )
-from fedbac_edge.releases.manifest import Manifest, Unreadable, read
+from fedbac_edge.signing.manifest import Manifest, Unreadable, read
+from fedbac_edge.terminal import narrow, rounds
 
 NO_ANSWER = "no answer"
 QUIET_S = 0.4

@@ -11,7 +11,7 @@ from fedbac_edge.commands.failures import Misconfigured, explained
 from fedbac_edge.commands.options import FILE, given, labels_option
 
 if TYPE_CHECKING:
-    from fedbac_edge.commands.shards import Shard
+    from fedbac_edge.datasets.shards import Shard
 
 POSITIVE = click.IntRange(1)
 
@@ -82,18 +82,17 @@ def partition(
     """
     _check_options(context, annotation)
     with explained():
-        from fedbac_edge import config
-        from fedbac_edge.commands import presets, shards
-        from fedbac_edge.datasets import official, sources
+        from fedbac_edge.datasets import official, shards, sources
         from fedbac_edge.datasets.annotation import annotate
         from fedbac_edge.datasets.partition import dirichlet
         from fedbac_edge.datasets.subset import subset
-        from fedbac_edge.simulation.presets import MODELS
+        from fedbac_edge.federation_file import reading, starters
+        from fedbac_edge.lab.presets import MODELS
 
         place = official.locate(data) if data in official.DATA_SETS else Path(data)
-        model = MODELS.get(data, presets.FASHION_MODEL)
+        model = MODELS.get(data, starters.FASHION_MODEL)
         if federation is not None:
-            model = config.load(federation).model
+            model = reading.load(federation).model
         if test_data is None and place.is_file() and place.suffix in (".npz", ".mat"):
             raise Misconfigured(f"{place} holds no test set of its own: give one with --test FILE")
         train = sources.load(place, classes=model.classes, input_shape=model.input, resize=resize)

@@ -16,11 +16,11 @@ from fedbac_edge.commands.options import FILE, address, broker_options, json_opt
 
 if TYPE_CHECKING:
     from broker.url import BrokerUrl
-    from fedbac_edge.federation import Federation
-    from fedbac_edge.protocol.cloud_state import CloudState, Release
+    from fedbac_edge.node.store import Store
+    from fedbac_edge.protocol.cloud.state import CloudState, Release
     from fedbac_edge.protocol.messages import Order
-    from fedbac_edge.releases.keys import SigningKey
-    from fedbac_edge.store import Store
+    from fedbac_edge.settings.federation import Federation
+    from fedbac_edge.signing.keys import SigningKey
 
 _STATE = click.option("--state", type=FILE, help="The cloud's state directory.  [default: runs/<federation>]")
 _FILE = click.option("--federation", "file", type=FILE, default=Path("federation.toml"), show_default=True)
@@ -83,8 +83,8 @@ def rollback(
     """
     with explained():
         from fedbac_edge.commands.releasing import open_key
-        from fedbac_edge.runtime import opened_store
-        from fedbac_edge.store import StoreInUse
+        from fedbac_edge.node.runtime import opened_store
+        from fedbac_edge.node.store import StoreInUse
 
         say_warnings()
         directory = _directory(file, state)
@@ -103,14 +103,14 @@ def rollback(
 
 
 def _directory(file: Path, state: Path | None) -> Path:
-    from fedbac_edge import config
+    from fedbac_edge.federation_file import reading
 
-    return state or Path("runs") / config.load(file).name
+    return state or Path("runs") / reading.load(file).name
 
 
 def _read(directory: Path) -> tuple[Federation, CloudState]:
     from export import from_store
-    from fedbac_edge.store import Store
+    from fedbac_edge.node.store import Store
 
     store = Store(from_store.cloud_store(directory), read_only=True)
     try:
@@ -121,7 +121,7 @@ def _read(directory: Path) -> tuple[Federation, CloudState]:
 
 def _target(found: CloudState, to: int | None) -> Release:
     """The release to go back to; raises Misconfigured when it cannot be."""
-    from fedbac_edge.protocol import releasing
+    from fedbac_edge.protocol.cloud import releasing
 
     if not found.releases:
         raise Misconfigured("there is no release yet")
@@ -141,7 +141,7 @@ def _target(found: CloudState, to: int | None) -> Release:
 
 def _order(federation: Federation, found: CloudState, target: Release, signing: SigningKey) -> Order:
     from fedbac_edge.protocol.messages import Order
-    from fedbac_edge.releases.manifest import ORDER, RollbackOrder, canonical
+    from fedbac_edge.signing.manifest import ORDER, RollbackOrder, canonical
 
     wish = canonical(
         RollbackOrder(
@@ -167,11 +167,11 @@ def _give(
     import threading
 
     from broker.mqtt import MqttBus
-    from fedbac_edge import tiers
-    from fedbac_edge.protocol.engine import Channel, Received
-    from fedbac_edge.runtime import Runtime
+    from fedbac_edge.node import assemble
+    from fedbac_edge.node.runtime import Runtime
+    from fedbac_edge.protocol.events import Channel, Received
 
-    node = tiers.cloud(federation, found.instance, store, signer=signing)
+    node = assemble.cloud(federation, found.instance, store, signer=signing)
     runtime = Runtime(
         store,
         node,
@@ -208,7 +208,7 @@ def _ask(
     from broker.bus import BusEvent, Connected, Delivery, Disconnected
     from broker.mqtt import MqttBus
     from fedbac_edge.protocol.messages import Release
-    from fedbac_edge.releases.manifest import MANIFEST, Manifest, Unreadable, read
+    from fedbac_edge.signing.manifest import MANIFEST, Manifest, Unreadable, read
 
     inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
     bus = MqttBus(url, f"fedbac-release-{secrets.token_hex(6)}", inbox, session_expiry=0)
@@ -247,7 +247,7 @@ def _ask(
 
 def _line(each: Release, found: CloudState) -> str:
     """One release in plain words."""
-    from fedbac_edge.protocol import releasing
+    from fedbac_edge.protocol.cloud import releasing
 
     kept = "" if each.model in releasing.models_kept(found) else ", files gone"
     back = f", the model of release {each.model} again" if each.model != each.number else ""
@@ -261,7 +261,7 @@ def _line(each: Release, found: CloudState) -> str:
 
 
 def _as_json(each: Release, found: CloudState) -> dict[str, object]:
-    from fedbac_edge.protocol import releasing
+    from fedbac_edge.protocol.cloud import releasing
 
     return {
         "number": each.number,

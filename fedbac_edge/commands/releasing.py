@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from fedbac_edge.commands.failures import Misconfigured
 
 if TYPE_CHECKING:
-    from fedbac_edge.commands.views import View
-    from fedbac_edge.federation import Federation
-    from fedbac_edge.node import Node
-    from fedbac_edge.releases.keys import SigningKey
-    from fedbac_edge.store import LedgerLine
+    from fedbac_edge.node.node import Node
+    from fedbac_edge.node.store import LedgerLine
+    from fedbac_edge.settings.federation import Federation
+    from fedbac_edge.signing.keys import SigningKey
+    from fedbac_edge.terminal.views import View
 
 KEY_FILE = "release.key"
 """In the state directory of a cloud that made its own key."""
@@ -34,7 +34,7 @@ def open_key(file: Path | None, federation: Federation, directory: Path, *, make
 
     Raises Misconfigured when it is not the one that the federation's file names.
     """
-    from fedbac_edge.releases import keys
+    from fedbac_edge.signing import keys
 
     found = find_key(file, federation, directory)
     named = federation.releases.key

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbac_edge import output, signals
 from fedbac_edge.commands.engines import check_engine, engine_options, start_engine
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained, stopped_run
 from fedbac_edge.commands.options import FILE, given, json_option, labels_option
+from fedbac_edge.host import output, signals
 
 if TYPE_CHECKING:
-    from fedbac_edge.semi.rows import Row
-    from fedbac_edge.semi.run import Result
-    from fedbac_edge.semi.study import Study
+    from fedbac_edge.lab.flat.rows import Row
+    from fedbac_edge.lab.flat.run import Result
+    from fedbac_edge.lab.flat.study import Study
 
 
 @click.command()
@@ -81,9 +81,9 @@ def semi(
       fedbac semi hassle --rounds 60 --set pairing=paper
     """
     from fedbac_edge.datasets import official
-    from fedbac_edge.semi.run import read_about, run
-    from fedbac_edge.semi.study import StudyError, StudyFailed
-    from fedbac_edge.simulation.engine import PoolError
+    from fedbac_edge.lab.engine import PoolError
+    from fedbac_edge.lab.flat.run import read_about, run
+    from fedbac_edge.lab.flat.study import StudyError, StudyFailed
 
     check_engine(engine, ray_address)
     output.not_needed()
@@ -125,8 +125,8 @@ def semi(
 
 
 def _study(method: str, settings: tuple[str, ...], **options: Any) -> Study:
-    from fedbac_edge.semi.run import check_whole
-    from fedbac_edge.semi.study import Option, Study, StudyError, Training
+    from fedbac_edge.lab.flat.run import check_whole
+    from fedbac_edge.lab.flat.study import Option, Study, StudyError, Training
 
     names = ("epochs", "batch_size", "learning_rate", "momentum", "clip_norm")
     chosen = {name: options.pop(name) for name in names}

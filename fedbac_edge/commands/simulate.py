@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from fedbac_edge import output, signals
-from fedbac_edge.commands import narrow
 from fedbac_edge.commands.engines import check_engine, engine_options, start_engine
 from fedbac_edge.commands.failures import Failed, Misconfigured, explained, stopped_run
-from fedbac_edge.commands.narrow import ALWAYS, Column
 from fedbac_edge.commands.options import FILE, given, json_option
+from fedbac_edge.host import output, signals
+from fedbac_edge.terminal import narrow
+from fedbac_edge.terminal.narrow import ALWAYS, Column
 
 if TYPE_CHECKING:
-    from fedbac_edge.simulation.journal import Row
-    from fedbac_edge.simulation.scenario import Scenario
+    from fedbac_edge.lab.fleet.journal import Row
+    from fedbac_edge.lab.scenario import Scenario
 
 
 @click.command()
@@ -76,9 +76,9 @@ def simulate(
     Example: on the machines of a Ray cluster, from one of them
       fedbac simulate paper/fashion-mnist-0.1 --engine ray --ray-address auto
     """
-    from fedbac_edge.simulation import run
-    from fedbac_edge.simulation.engine import PoolError
-    from fedbac_edge.simulation.scenario import ScenarioError
+    from fedbac_edge.lab.engine import PoolError
+    from fedbac_edge.lab.fleet import run
+    from fedbac_edge.lab.scenario import ScenarioError
 
     as_json, data = options.pop("as_json"), options.pop("data")
     check_engine(engine, ray_address)
@@ -128,22 +128,15 @@ def _scenario(
 ) -> Scenario:
     import msgspec
 
-    from fedbac_edge import config
-    from fedbac_edge.simulation import presets
-    from fedbac_edge.simulation.faults import Faults
-    from fedbac_edge.simulation.scenario import (
-        Cut,
-        Scenario,
-        ScenarioError,
-        check,
-        with_roster,
-        with_settings,
-    )
+    from fedbac_edge.federation_file import reading
+    from fedbac_edge.lab import presets
+    from fedbac_edge.lab.fleet.faults import Faults
+    from fedbac_edge.lab.scenario import Cut, Scenario, ScenarioError, check, with_roster, with_settings
 
     if what.endswith(".toml"):
         if data is None:
             raise Misconfigured("a federation of your own needs its data: --data PATH")
-        federation = config.load(Path(what))
+        federation = reading.load(Path(what))
         scenario = Scenario(
             method=federation.method.name, federation=federation, cut=Cut(data=str(data.resolve()))
         )

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.commands import narrow, rounds
+from fedbac_edge.node.store import Store, StoreError
 from fedbac_edge.protocol.collecting import from_older
 from fedbac_edge.protocol.messages import RoundSummary
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.terminal import narrow, rounds
 
 
 def stores(place: Path) -> list[Path]:

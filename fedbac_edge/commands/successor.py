@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 
 from export import from_store
-from fedbac_edge import beginnings
-from fedbac_edge.beginnings import BadWeights, Weights
-from fedbac_edge.federation import Federation
-from fedbac_edge.parts import digest
-from fedbac_edge.store import Store
+from fedbac_edge.federation_file import beginnings
+from fedbac_edge.federation_file.beginnings import BadWeights, Weights
+from fedbac_edge.node.store import Store
+from fedbac_edge.parts.part import digest
+from fedbac_edge.settings.federation import Federation
 
 
 def earlier(place: Path) -> Weights:

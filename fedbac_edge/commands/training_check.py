@@ -19,7 +19,7 @@ logging.disable()
 from fedbac_edge.learning.compiled import kernel_for
 from fedbac_edge.learning.compiler import NoKernel
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.vector_level import level
+from fedbac_edge.host.vector_level import level
 try:
     kernel_for(LeNet())
     reason = ""

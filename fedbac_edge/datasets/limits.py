@@ -13,8 +13,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedbac_edge.cgroups import memory_limit
 from fedbac_edge.datasets.samples import DataError
+from fedbac_edge.host.cgroups import memory_limit
 
 MAX_BYTES = 4 << 30
 """No single array is larger than this, whatever the machine."""

@@ -11,19 +11,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from export.clusters import export_all
 from export.session import Session
-from fedbac_edge.commands.export import export_all
-from fedbac_edge.commands.rounds import accuracy_by_site, mean, percent, size
-from fedbac_edge.commands.shards import DESCRIPTION
 from fedbac_edge.datasets import npz
+from fedbac_edge.datasets.shards import DESCRIPTION
 from fedbac_edge.demo.comparable import Comparison, compare
 from fedbac_edge.methods import method
+from fedbac_edge.node.store import LedgerLine, Store
 from fedbac_edge.protocol.messages import RoundSummary
-from fedbac_edge.store import LedgerLine, Store
+from fedbac_edge.terminal.rounds import accuracy_by_site, mean, percent, size
 
 if TYPE_CHECKING:
     from fedbac_edge.demo.settings import Settings
-    from fedbac_edge.federation import Federation
+    from fedbac_edge.settings.federation import Federation
 
 KINDS = ("fully labelled", "partially labelled", "unlabelled")
 

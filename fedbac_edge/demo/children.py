@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbac_edge.signals import Stop
+from fedbac_edge.host.signals import Stop
 
 _PR_SET_PDEATHSIG = 1
 

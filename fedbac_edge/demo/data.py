@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from export.files import write_bytes
-from fedbac_edge import config
-from fedbac_edge.commands import fashion, presets, shards
-from fedbac_edge.commands.federation_file import render
-from fedbac_edge.datasets import sources
+from fedbac_edge.datasets import fashion, shards, sources
 from fedbac_edge.datasets.annotation import annotate
 from fedbac_edge.datasets.partition import PartitionError, dirichlet
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.datasets.subset import subset
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading, starters
+from fedbac_edge.federation_file.template import render
+from fedbac_edge.host.files import write_bytes
+from fedbac_edge.settings.federation import Federation
 
 if TYPE_CHECKING:
     from fedbac_edge.demo.settings import Settings
@@ -26,7 +25,7 @@ def prepare(settings: Settings) -> tuple[Federation, str]:
 
     Raises DataError without Fashion-MNIST, PartitionError for a cut that leaves a device empty.
     """
-    federation = config.check(described(settings))
+    federation = reading.check(described(settings))
     model = federation.model
     train = _draw(federation, "train", settings.samples, settings.seed)
     test = _draw(federation, "test", settings.test_samples, settings.seed)
@@ -72,12 +71,12 @@ def _draw(federation: Federation, split: sources.Split, count: int, seed: int) -
 
 def described(settings: Settings) -> Federation:
     """The preset with the options of this demonstration."""
-    preset = presets.DEMOS[settings.method]("demo")
+    preset = starters.DEMOS[settings.method]("demo")
     rate = preset.training.learning_rate if settings.learning_rate is None else settings.learning_rate
     return msgspec.structs.replace(
         preset,
         rounds=settings.rounds,
         seed=settings.seed,
         training=msgspec.structs.replace(preset.training, learning_rate=rate),
-        gateways=presets.roster(settings.gateways, settings.devices),
+        gateways=starters.roster(settings.gateways, settings.devices),
     )

@@ -12,13 +12,13 @@ import msgspec
 
 from broker.run import choose
 from fedbac_edge.demo.children import Child, Children
+from fedbac_edge.node.store import Store, StoreError
 from fedbac_edge.protocol.messages import RoundSummary
-from fedbac_edge.store import Store, StoreError
 
 if TYPE_CHECKING:
-    from fedbac_edge.commands.views import View
     from fedbac_edge.demo.settings import Settings
-    from fedbac_edge.federation import Federation
+    from fedbac_edge.settings.federation import Federation
+    from fedbac_edge.terminal.views import View
 
 HOST = "127.0.0.1"
 POLL_S = 0.1

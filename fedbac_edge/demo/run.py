@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbac_edge.commands.rounds import percent, size
 from fedbac_edge.datasets import npz
 from fedbac_edge.demo import annotated, data, federation, verdict
 from fedbac_edge.demo.children import Children
-from fedbac_edge.signals import Stop
+from fedbac_edge.host.signals import Stop
+from fedbac_edge.terminal.rounds import percent, size
 
 if TYPE_CHECKING:
-    from fedbac_edge.commands.views import View
     from fedbac_edge.demo.settings import Settings
-    from fedbac_edge.federation import Federation
+    from fedbac_edge.settings.federation import Federation
+    from fedbac_edge.terminal.views import View
 
 
 def run(settings: Settings, view: View, stop: Stop) -> verdict.Verdict | annotated.AnnotatedVerdict:

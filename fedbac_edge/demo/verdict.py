@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from export.clusters import export_all
 from export.session import Session
-from fedbac_edge.commands.export import export_all
 from fedbac_edge.datasets import npz
+from fedbac_edge.node.store import LedgerLine, Store
 from fedbac_edge.protocol.messages import RoundSummary
-from fedbac_edge.store import LedgerLine, Store
 
 if TYPE_CHECKING:
     from fedbac_edge.demo.settings import Settings
-    from fedbac_edge.federation import Federation
+    from fedbac_edge.settings.federation import Federation
 
 
 @dataclass(frozen=True)

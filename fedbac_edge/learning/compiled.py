@@ -21,9 +21,9 @@ from fedbac_edge.learning.compiler import NoKernel, SwitchedOff, load_library
 from fedbac_edge.learning.fused import FusedLeNet
 from fedbac_edge.learning.losses import cross_entropy, soft_cross_entropy, softmax
 from fedbac_edge.learning.normalise import Labels
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import FloatArray, Part
+from fedbac_edge.parts.part import FloatArray, Part
+from fedbac_edge.vocabulary.training import LocalTraining
 
 log = logging.getLogger(__name__)
 

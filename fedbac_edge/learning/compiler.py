@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedbac_edge import vector_level
+from fedbac_edge.host import vector_level
 from fedbac_edge.models.catalog import LeNet
 
 SOURCE = Path(__file__).with_name("lenet_kernel.c")

@@ -9,10 +9,11 @@ import numpy as np
 from fedbac_edge.learning.forward import logits_of
 from fedbac_edge.learning.inputs import check_data, check_part
 from fedbac_edge.learning.normalise import Images, Labels, normalise
-from fedbac_edge.learning.settings import Backend, Evaluation, Normalisation
+from fedbac_edge.learning.outcomes import Evaluation
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import FloatArray, Part
+from fedbac_edge.parts.part import FloatArray, Part
+from fedbac_edge.vocabulary.training import Backend, Normalisation
 
 
 def evaluate(

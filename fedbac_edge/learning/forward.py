@@ -9,11 +9,11 @@ import torch
 
 from fedbac_edge.learning.compiled import kernel_for
 from fedbac_edge.learning.compiler import NoKernel
-from fedbac_edge.learning.settings import Backend
 from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import FloatArray, Part
+from fedbac_edge.parts.part import FloatArray, Part
+from fedbac_edge.vocabulary.training import Backend
 
 Logits = Callable[[FloatArray], FloatArray]
 

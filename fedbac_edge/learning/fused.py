@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from fedbac_edge.learning.normalise import Labels
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import FloatArray, Part
+from fedbac_edge.parts.part import FloatArray, Part
+from fedbac_edge.vocabulary.training import LocalTraining
 
 OFFSETS = [(0, 0), (0, 1), (1, 0), (1, 1)]
 WINDOW = 6  # a 5x5 kernel at the four positions of a 2x2 pooling window

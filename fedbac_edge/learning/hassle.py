@@ -38,11 +38,12 @@ from fedbac_edge.learning.inputs import check_data, check_part
 from fedbac_edge.learning.losses import entropy, softmax
 from fedbac_edge.learning.network import trainee
 from fedbac_edge.learning.normalise import Images, Labels, normalise
-from fedbac_edge.learning.settings import Backend, Cancelled, Count, NonNegative, Normalisation, Positive
+from fedbac_edge.learning.outcomes import Cancelled
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.methods.hassle import R_S, R_U, W_S, W_U, Stage
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import FloatArray, Part
+from fedbac_edge.parts.part import FloatArray, Part
+from fedbac_edge.vocabulary.training import Backend, Count, NonNegative, Normalisation, Positive
 
 CHUNK = 512
 """Images at once where nothing is trained."""

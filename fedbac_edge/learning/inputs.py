@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedbac_edge.learning.normalise import Images, Labels
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import LocalTraining
 
 
 def check_data(model: Architecture, x: Images, y: Labels) -> None:

@@ -9,17 +9,18 @@ import math
 from collections.abc import Callable, Mapping, Set
 
 from fedbac_edge.datasets.samples import Samples
-from fedbac_edge.federation import Federation
 from fedbac_edge.learning.learner import Lesson, NothingToLearn, learner, never, without_labels
-from fedbac_edge.learning.settings import Backend, Cancelled, Evaluation, Normalisation
+from fedbac_edge.learning.outcomes import Cancelled, Evaluation
 from fedbac_edge.methods import method
 from fedbac_edge.methods.method import View
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import Part, is_finite, pack, unpack
-from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Job, Trained, TrainJob
-from fedbac_edge.protocol.messages import NO_SCORE, Score
+from fedbac_edge.parts.part import Part, is_finite, pack, unpack
+from fedbac_edge.protocol.events import Evaluated, EvaluateJob, Job, Trained, TrainJob
 from fedbac_edge.randomness import generator
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import NO_SCORE, Score
+from fedbac_edge.vocabulary.training import Backend, Normalisation
 
 
 class JobError(ValueError):

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
-from fedbac_edge.federation import NO_CLIPPING, Federation, HassleTable
-from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
 from fedbac_edge.methods import method
 from fedbac_edge.methods.hassle import stage
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.settings.federation import NO_CLIPPING, Federation, HassleTable
+from fedbac_edge.vocabulary.training import Backend, LocalTraining, Normalisation
 
 if TYPE_CHECKING:
     from fedbac_edge.learning.hassle import HassleSettings

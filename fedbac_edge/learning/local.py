@@ -13,12 +13,13 @@ from fedbac_edge.learning.compiler import NoKernel
 from fedbac_edge.learning.fused import FusedLeNet
 from fedbac_edge.learning.inputs import check_training
 from fedbac_edge.learning.normalise import Images, Labels, normalise
+from fedbac_edge.learning.outcomes import Cancelled, LocalUpdate
 from fedbac_edge.learning.reference import train_reference
-from fedbac_edge.learning.settings import Backend, Cancelled, LocalTraining, LocalUpdate, Normalisation
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import Backend, LocalTraining, Normalisation
 
 
 def train_jointly(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbac_edge.learning.normalise import Labels
-from fedbac_edge.parts import FloatArray
+from fedbac_edge.parts.part import FloatArray
 
 Loss = tuple[float, FloatArray]
 _Wide = npt.NDArray[np.float64]

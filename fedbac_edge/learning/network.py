@@ -19,11 +19,11 @@ from fedbac_edge.learning.inputs import check_part
 from fedbac_edge.learning.local import best_backend
 from fedbac_edge.learning.losses import cross_entropy, soft_cross_entropy
 from fedbac_edge.learning.normalise import Labels
-from fedbac_edge.learning.settings import Backend
 from fedbac_edge.models.additive import dump, load, network
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.models.description import Architecture, buffers
-from fedbac_edge.parts import FloatArray, Part
+from fedbac_edge.parts.part import FloatArray, Part
+from fedbac_edge.vocabulary.training import Backend
 
 
 class Trainee(Protocol):

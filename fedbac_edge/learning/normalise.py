@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedbac_edge.learning.settings import Normalisation
-from fedbac_edge.parts import FloatArray
+from fedbac_edge.parts.part import FloatArray
+from fedbac_edge.vocabulary.training import Normalisation
 
 Images = npt.NDArray[Any]
 Labels = npt.NDArray[np.int64]

@@ -21,10 +21,11 @@ from fedbac_edge.learning.forward import logits_of
 from fedbac_edge.learning.inputs import check_part
 from fedbac_edge.learning.losses import softmax
 from fedbac_edge.learning.normalise import normalise
-from fedbac_edge.learning.settings import Backend, Cancelled, Normalisation
+from fedbac_edge.learning.outcomes import Cancelled
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import Backend, Normalisation
 
 CHUNK = 512
 """Images at once."""

@@ -19,11 +19,12 @@ from torch.nn.functional import cross_entropy
 from fedbac_edge.learning.batches import batches, step_count
 from fedbac_edge.learning.inputs import check_training
 from fedbac_edge.learning.normalise import Images, Labels, normalise
-from fedbac_edge.learning.settings import Cancelled, LocalTraining, LocalUpdate, Normalisation
+from fedbac_edge.learning.outcomes import Cancelled, LocalUpdate
 from fedbac_edge.learning.threads import torch_threads
 from fedbac_edge.models.additive import Additive
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 
 
 def squared_norm(module: nn.Module) -> Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedbac_edge.federation import Federation
 from fedbac_edge.methods import fedbac, fedcam, hassle, hierfavg, ifca, local
 from fedbac_edge.methods.method import Method
+from fedbac_edge.settings.federation import Federation
 
 METHODS: dict[str, Callable[[Federation], Method]] = {
     "fedbac": fedbac.fedbac,

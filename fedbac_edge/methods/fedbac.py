@@ -6,8 +6,8 @@ cluster part carries lambda * ||K||^2.
 
 from __future__ import annotations
 
-from fedbac_edge.federation import Federation
 from fedbac_edge.methods.method import Method, Role
+from fedbac_edge.settings.federation import Federation
 
 
 def fedbac(federation: Federation) -> Method:

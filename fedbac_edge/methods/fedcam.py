@@ -8,8 +8,8 @@ first K_k with G fixed, then G with K_k fixed, together as many epochs as the ot
 
 from __future__ import annotations
 
-from fedbac_edge.federation import Federation
 from fedbac_edge.methods.method import Method, Role
+from fedbac_edge.settings.federation import Federation
 
 K = 5
 """Clusters when the federation names no number."""

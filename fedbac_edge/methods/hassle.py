@@ -22,8 +22,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from fedbac_edge.federation import Federation, HassleTable
 from fedbac_edge.methods.method import Method, Role, Term, View
+from fedbac_edge.settings.federation import Federation, HassleTable
 
 W_S, W_U, R_S, R_U = "supervised", "unsupervised", "residual-s", "residual-u"
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from fedbac_edge.federation import Federation
 from fedbac_edge.methods.method import Method, Role
+from fedbac_edge.settings.federation import Federation
 
 K = 5
 """Clusters when the federation names no number."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedbac_edge.federation import Federation
 from fedbac_edge.methods.method import Method, Role
+from fedbac_edge.settings.federation import Federation
 
 
 def local(federation: Federation) -> Method:

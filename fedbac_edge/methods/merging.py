@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
-from fedbac_edge.protocol.messages import Score
+from fedbac_edge.vocabulary.terms import Score
 
 
 @dataclass(frozen=True)

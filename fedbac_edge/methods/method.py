@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbac_edge.models.catalog import shrunk
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
 from fedbac_edge.randomness import generator
 
 Kind = Literal["samples", "labelled", "unlabelled"]

@@ -18,7 +18,7 @@ from fedbac_edge.models.description import Architecture
 from fedbac_edge.models.lenet import LeNet5
 from fedbac_edge.models.resnet import ResNet8
 from fedbac_edge.models.resnet_module import ResNet
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
 
 
 @singledispatch

@@ -14,7 +14,7 @@ import numpy as np
 from fedbac_edge.models import foreign
 from fedbac_edge.models.description import Architecture, UnknownArchitecture, buffers, share
 from fedbac_edge.models.resnet import ResNet8
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
 
 
 class UnknownArchitecture(ValueError):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedbac_edge.models.description import share
-from fedbac_edge.parts import Part, is_statistic
+from fedbac_edge.parts.part import Part, is_statistic
 
 MOMENTUM, EPSILON = 0.1, 1e-5
 """Of its batch normalisations, as torch's defaults: the share of a new batch in the running statistics, and

@@ -12,18 +12,18 @@ from functools import partial
 
 import numpy as np
 
-from fedbac_edge import aggregation
-from fedbac_edge.aggregation import Contribution
-from fedbac_edge.encodings import decode
-from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
 from fedbac_edge.methods.method import Method, weight_of
-from fedbac_edge.parts import Part, Schema, pack, unpack
-from fedbac_edge.protocol import gate
-from fedbac_edge.protocol.cloud_state import SiteReport
-from fedbac_edge.protocol.gateway_state import Answer
-from fedbac_edge.protocol.messages import PartRef, Parts
-from fedbac_edge.robust import combine, unsupported
+from fedbac_edge.parts import aggregation
+from fedbac_edge.parts.aggregation import Contribution
+from fedbac_edge.parts.encodings import decode
+from fedbac_edge.parts.part import Part, Schema, pack, unpack
+from fedbac_edge.parts.robust import combine, unsupported
+from fedbac_edge.protocol.cloud.state import SiteReport
+from fedbac_edge.protocol.gateway import gate
+from fedbac_edge.protocol.gateway.state import Answer
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import PartRef, Parts
 
 
 def unprotected(answers: Mapping[str, Answer], federation: Federation) -> dict[str, str]:

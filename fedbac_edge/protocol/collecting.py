@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from fedbac_edge.protocol.engine import Action, Log, Settle
+from fedbac_edge.protocol.events import Action, Log, Settle
 
 Key = tuple[str, int]
 """(federation's instance, round): what is counted once per kind and name, whatever the link repeats."""

@@ -14,12 +14,11 @@ from typing import Literal
 
 import msgspec
 
-from fedbac_edge import __version__, live_settings
-from fedbac_edge.federation import Federation
+from fedbac_edge import __version__
 from fedbac_edge.methods import method
-from fedbac_edge.parts import PartError
-from fedbac_edge.protocol import feedback, gate, restoration
-from fedbac_edge.protocol.engine import (
+from fedbac_edge.parts.part import PartError
+from fedbac_edge.protocol.cloud import restoration
+from fedbac_edge.protocol.events import (
     Action,
     Channel,
     DataRead,
@@ -45,20 +44,22 @@ from fedbac_edge.protocol.engine import (
     TrainJob,
     Work,
 )
-from fedbac_edge.protocol.feedback import Feedback
+from fedbac_edge.protocol.gateway import feedback, gate
+from fedbac_edge.protocol.gateway.feedback import Feedback
 from fedbac_edge.protocol.messages import (
     DeviceScores,
     DeviceStatus,
     DeviceUpdate,
     EvaluateTask,
     Missing,
-    PartRef,
-    Parts,
     Receipt,
     Spec,
     TaskReply,
     TrainTask,
 )
+from fedbac_edge.settings import live
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import PartRef, Parts
 
 ANSWER = "answer"
 Phase = Literal["idle", "fetching", "working", "answered", "done", "declined"]
@@ -228,7 +229,7 @@ class Device:
 
     def _follow(self, federation: Federation) -> list[Action]:
         """The same federation by other settings; what its cloud would not change is not believed."""
-        if refused := live_settings.refused(self.federation, federation):
+        if refused := live.refused(self.federation, federation):
             return [Log("unusable spec", federation.name, 0, {"why": "; ".join(map(str, refused))[:400]})]
         self.federation, self.method = federation, method(federation)
         return []

@@ -11,64 +11,28 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fedbac_edge.federation import Federation
-from fedbac_edge.learning.settings import LocalTraining
-
-Name = Annotated[str, Meta(min_length=1, max_length=96)]
-Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
-Instance = Annotated[str, Meta(pattern="^[0-9a-f]{8}\\Z")]
-Text = Annotated[str, Meta(max_length=500)]
-Round = Annotated[int, Meta(ge=0, le=1_000_000_000)]
-Cluster = Annotated[int, Meta(ge=0, le=1_000_000)]
-Count = Annotated[int, Meta(ge=0, le=10**12)]
-"""What one device says of itself; small enough that no sum over a federation leaves the range of Total."""
-Total = Annotated[int, Meta(ge=0, le=2**53)]
-"""A sum over the devices of a site: exact as a float, too."""
-Bytes = Annotated[int, Meta(ge=0)]
-"""A sum over sites, for people."""
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Loss = float
-"""Anything goes over the wire: a NaN is refused at the gate, with a receipt that says so."""
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import (
+    Bytes,
+    Cluster,
+    Count,
+    Hash,
+    Instance,
+    Loss,
+    Name,
+    PartRef,
+    Parts,
+    Round,
+    Score,
+    Seconds,
+    Text,
+    Total,
+)
+from fedbac_edge.vocabulary.training import LocalTraining
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
     """Base of everything on the wire."""
-
-
-class PartRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part by content: `name` of the part, hash and size in bytes of its canonical form."""
-
-    name: Name
-    hash: Hash
-    size: Count
-
-
-Parts = dict[Name, PartRef]
-"""Role -> the part that plays it."""
-
-
-class Score(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model on labelled samples: how many, how many right, summed cross-entropy."""
-
-    count: Total
-    correct: Total
-    loss: Loss
-
-    def __add__(self, other: Score) -> Score:
-        return Score(self.count + other.count, self.correct + other.correct, self.loss + other.loss)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of right answers; 0 when there were no samples."""
-        return self.correct / self.count if self.count else 0.0
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean cross-entropy; NaN when there were no samples."""
-        return self.loss / self.count if self.count else float("nan")
-
-
-NO_SCORE = Score(0, 0, 0.0)
 
 
 # --- what a federation is -------------------------------------------------------------------------
@@ -165,14 +129,14 @@ class Release(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     """Retained on `edge/<gw>/release`: the site's newest model, once all its chunks are out."""
 
     manifest: Annotated[bytes, Meta(min_length=1, max_length=8 * 2**20)]
-    """A `releases.manifest.Manifest`, as it was signed."""
+    """A `signing.manifest.Manifest`, as it was signed."""
     signature: Signature
     key: Annotated[bytes, Meta(min_length=32, max_length=32)]
     """The public key, for devices that pin the first one that they meet. Nobody else believes it."""
 
 
 class Order(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="order"):
-    """An operator's `releases.manifest.RollbackOrder`, signed with the key of the releases."""
+    """An operator's `signing.manifest.RollbackOrder`, signed with the key of the releases."""
 
     order: Annotated[bytes, Meta(min_length=1, max_length=1000)]
     signature: Signature

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Set
 import msgspec
 
 from fedbac_edge import __version__
-from fedbac_edge.parts import digest
-from fedbac_edge.protocol import restoration
-from fedbac_edge.protocol.engine import (
+from fedbac_edge.parts.part import digest
+from fedbac_edge.protocol.cloud import restoration
+from fedbac_edge.protocol.events import (
     Action,
     Channel,
     Event,
@@ -36,9 +36,10 @@ from fedbac_edge.protocol.engine import (
     Tried,
     Work,
 )
-from fedbac_edge.protocol.messages import Missing, PartRef, Release, ServingStatus
-from fedbac_edge.releases import keys
-from fedbac_edge.releases.manifest import MANIFEST, Manifest, Unreadable, read
+from fedbac_edge.protocol.messages import Missing, Release, ServingStatus
+from fedbac_edge.signing import keys
+from fedbac_edge.signing.manifest import MANIFEST, Manifest, Unreadable, read
+from fedbac_edge.vocabulary.terms import PartRef
 
 SIZE_LIMIT = 64 * 2**20
 """Largest model that is fetched, in bytes; the session opens no larger one."""

@@ -16,14 +16,14 @@ import msgspec
 from export import graph
 from export.served import ExportError, ServedModel, Term
 from fedbac_edge import __version__
-from fedbac_edge.federation import Federation
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet, architecture
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.models.resnet import ResNet8
-from fedbac_edge.parts import PartError, digest, unpack
-from fedbac_edge.protocol.engine import BuiltModel, ClusterRelease, ReleaseJob
+from fedbac_edge.parts.part import PartError, digest, unpack
+from fedbac_edge.protocol.events import BuiltModel, ClusterRelease, ReleaseJob
 from fedbac_edge.releases import vectors
+from fedbac_edge.settings.federation import Federation
 
 LARGEST_ORDER = 2 * 2**30
 

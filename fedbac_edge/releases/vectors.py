@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.models.resnet import EPSILON, ResNet8
-from fedbac_edge.releases.manifest import Vector
+from fedbac_edge.signing.manifest import Vector
 
 if TYPE_CHECKING:
     from export.served import ServedModel
-    from fedbac_edge.parts import Part
+    from fedbac_edge.parts.part import Part
 
 COUNT = 4
 TOLERANCE = 1e-3

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from fedbac_edge.federation import Federation
-from fedbac_edge.protocol.engine import AnyJob, Built, BuiltModel, Event, JobFailed, ReleaseJob
+from fedbac_edge.protocol.events import AnyJob, Built, BuiltModel, Event, JobFailed, ReleaseJob
+from fedbac_edge.settings.federation import Federation
 
 BUILD_LIMIT_S = 600.0
 NEEDED = ("onnx", "cryptography")
@@ -31,7 +31,7 @@ def missing() -> list[str]:
 
 
 class ReleaseWorker:
-    """A `fedbac_edge.runtime.Worker` that builds releases."""
+    """A `fedbac_edge.node.runtime.Worker` that builds releases."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedbac_edge.lab.fleet.journal import Row
 from fedbac_edge.reports.grouping import Benchmark, Entry
 from fedbac_edge.reports.reading import ReportError, Run
-from fedbac_edge.simulation.journal import Row
 
 try:
     import matplotlib

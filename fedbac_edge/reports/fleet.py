@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fedbac_edge.node.store import LedgerLine, Store, StoreError
 from fedbac_edge.protocol.messages import RoundSummary
 from fedbac_edge.reports.document import (
     NONE,
@@ -25,7 +26,6 @@ from fedbac_edge.reports.document import (
     without_empty_columns,
 )
 from fedbac_edge.reports.reading import ReportError
-from fedbac_edge.store import LedgerLine, Store, StoreError
 
 CLOUD = "cloud.sqlite"
 LATEST = 20

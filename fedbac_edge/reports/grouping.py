@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.federation import Federation
+from fedbac_edge.lab import presets
+from fedbac_edge.lab.scenario import Cut, Scenario, ScenarioError
 from fedbac_edge.reports.reading import Run
-from fedbac_edge.simulation import presets
-from fedbac_edge.simulation.scenario import Cut, Scenario, ScenarioError
+from fedbac_edge.settings.federation import Federation
 
 APART = ("name", "seed", "gateways", "model.input", "model.classes", "model.mean", "model.std")
 """What belongs to the benchmark or the run, not to the settings of a method."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
 
+from fedbac_edge.lab.fleet.journal import Row
+from fedbac_edge.lab.fleet.run import LAST
 from fedbac_edge.reports.reading import Run
-from fedbac_edge.simulation.journal import Row
-from fedbac_edge.simulation.run import LAST
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Up and down together, by the rules of `simulation.traffic`; evaluations included."""
+    """Up and down together, by the rules of `lab.fleet.traffic`; evaluations included."""
 
     single: int
     """One network per link and direction, as this family of papers counts."""

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from fedbac_edge import __version__
-from fedbac_edge.simulation.run import About, read_about
-from fedbac_edge.simulation.scenario import Scenario, ScenarioError
+from fedbac_edge.lab.fleet.run import About, read_about
+from fedbac_edge.lab.scenario import Scenario, ScenarioError
 
 
 def read_known(folder: Path) -> tuple[About, dict[str, Any]]:

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from fedbac_edge import __version__
+from fedbac_edge.lab.fleet import journal, run
+from fedbac_edge.lab.fleet.journal import Row
+from fedbac_edge.lab.scenario import Scenario, ScenarioError
 from fedbac_edge.reports.other_states import read_known
 from fedbac_edge.reports.studies import is_study, read_study
-from fedbac_edge.simulation import journal, run
-from fedbac_edge.simulation.journal import Row
-from fedbac_edge.simulation.scenario import Scenario, ScenarioError
 
 ROUNDING = 1e-9
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.semi.rows import Row as StudyRow
-from fedbac_edge.semi.run import About as StudyAbout
-from fedbac_edge.semi.study import Study
-from fedbac_edge.simulation import presets
-from fedbac_edge.simulation.journal import Row
-from fedbac_edge.simulation.run import About
-from fedbac_edge.simulation.scenario import Scenario, ScenarioError, roster
-from fedbac_edge.simulation.traffic import Traffic
+from fedbac_edge.lab import presets
+from fedbac_edge.lab.flat.rows import Row as StudyRow
+from fedbac_edge.lab.flat.run import About as StudyAbout
+from fedbac_edge.lab.flat.study import Study
+from fedbac_edge.lab.fleet.journal import Row
+from fedbac_edge.lab.fleet.run import About
+from fedbac_edge.lab.fleet.traffic import Traffic
+from fedbac_edge.lab.scenario import Scenario, ScenarioError, roster
 
 
 def is_study(folder: Path) -> bool:

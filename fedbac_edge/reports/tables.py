@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fedbac_edge.lab import presets
 from fedbac_edge.reports import paper
 from fedbac_edge.reports.document import NONE, Table
 from fedbac_edge.reports.grouping import Benchmark, Entry, seeds
 from fedbac_edge.reports.merit import Merit, Spread, confidence, merit, spread
 from fedbac_edge.reports.pairs import pairs
-from fedbac_edge.simulation import presets
 
 
 def overview(found: Sequence[Benchmark]) -> Table:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedbac_edge.lab.folder import write_whole
 from fedbac_edge.reports.document import Block, Heading, Picture
 from fedbac_edge.reports.html import html
 from fedbac_edge.reports.markdown import markdown
-from fedbac_edge.simulation.folder import write_whole
 
 
 def write(folder: Path, blocks: Sequence[Block], rounds: str) -> list[Path]:

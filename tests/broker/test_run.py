@@ -22,7 +22,7 @@ RUN = """
 import sys
 from pathlib import Path
 from broker.run import run
-from fedbac_edge import signals
+from fedbac_edge.host import signals
 with signals.stopping() as stop:
     run(sys.argv[1], "127.0.0.1", int(sys.argv[2]), Path(sys.argv[3]), stop)
 """

@@ -11,17 +11,19 @@ import pytest
 from click.testing import CliRunner
 
 from broker.mosquitto import MosquittoBroker
-from fedbac_edge import config, tiers
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
+from fedbac_edge.lab.fleet.world import Process, World
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.node import Node
-from fedbac_edge.parts import pack, unpack
+from fedbac_edge.node import assemble
+from fedbac_edge.node.node import Node
+from fedbac_edge.node.store import Store
+from fedbac_edge.parts.part import pack, unpack
 from fedbac_edge.protocol.device import Profile
-from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, Job, Trained, TrainJob
-from fedbac_edge.protocol.messages import Score, Spec
+from fedbac_edge.protocol.events import Evaluated, EvaluateJob, Event, Job, Trained, TrainJob
+from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.randomness import generator
-from fedbac_edge.simulation.world import Process, World
-from fedbac_edge.store import Store
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import Score
 
 TINY = """
 name = "tiny"
@@ -60,7 +62,7 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def tiny() -> Federation:
     """What the finished campaign was."""
-    return config.parse(TINY)
+    return reading.parse(TINY)
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Federation) -> Path
         return world.now
 
     def cloud(store: Store) -> Node:
-        return tiers.cloud(tiny, "0badcafe", store, wall)
+        return assemble.cloud(tiny, "0badcafe", store, wall)
 
     world.add(Process("cloud", cloud, Store(place / "cloud.sqlite")))
     spec = Spec(federation=tiny, instance="0badcafe", software="")
@@ -81,13 +83,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Federation) -> Path
     for gateway, devices in tiny.gateways.items():
 
         def site(store: Store, gateway: str = gateway) -> Node:
-            return tiers.gateway("tiny", gateway, store, wall)
+            return assemble.gateway("tiny", gateway, store, wall)
 
         world.add(Process(gateway, site, Store(place / f"gateway-{gateway}.sqlite")))
         for name in devices:
 
             def device(store: Store, gateway: str = gateway, name: str = name) -> Node:
-                return tiers.device(spec, gateway, name, profile, store, wall)
+                return assemble.device(spec, gateway, name, profile, store, wall)
 
             (place / name).mkdir()
             world.add(Process(name, device, Store(place / name / "device.sqlite"), _work))

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from fedbac_edge.cli import cli
-from fedbac_edge.commands.federation_file import render
-from fedbac_edge.commands.presets import demo
+from fedbac_edge.federation_file.starters import demo
+from fedbac_edge.federation_file.template import render
 
 GOOD = render(demo("demo"))
 

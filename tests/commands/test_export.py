@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from export.session import Session
 from fedbac_edge.cli import cli
-from fedbac_edge.federation import Federation
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part, unpack
-from fedbac_edge.store import Store
+from fedbac_edge.node.store import Store
+from fedbac_edge.parts.part import Part, unpack
+from fedbac_edge.settings.federation import Federation
 
 
 def _forward(part: Part, x: torch.Tensor) -> torch.Tensor:

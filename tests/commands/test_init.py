@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedbac_edge import config
 from fedbac_edge.cli import cli
-from fedbac_edge.commands.federation_file import ABOUT, render
 from fedbac_edge.commands.init import PRESET_NAMES
-from fedbac_edge.commands.presets import PRESETS
-from fedbac_edge.federation import AssignmentTable, Federation, ModelTable, TrainingTable
+from fedbac_edge.federation_file import reading
+from fedbac_edge.federation_file.starters import PRESETS
+from fedbac_edge.federation_file.template import ABOUT, render
+from fedbac_edge.settings.federation import AssignmentTable, Federation, ModelTable, TrainingTable
 
 
 @pytest.mark.parametrize("preset", PRESET_NAMES)
@@ -27,7 +27,7 @@ def test_what_is_written_is_read_back(runner: CliRunner, tmp_path: Path, preset:
     result = runner.invoke(cli, ["init", "--out", str(out), "--name", "orchard", "--preset", preset])
     assert result.exit_code == 0, result.output
     expected = PRESETS[preset]("orchard")
-    written = config.load(out)  # the key of the releases is made anew each time
+    written = reading.load(out)  # the key of the releases is made anew each time
     assert msgspec.structs.replace(written, releases=expected.releases) == expected
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -54,7 +54,7 @@ def test_a_table_of_one_method_stands_in_its_files_alone() -> None:
     text = render(federation)
     assert "[hassle]\n" in text
     assert "Default: 2.0\ntau_s = 2.0" in text
-    assert config.parse(text) == federation
+    assert reading.parse(text) == federation
 
 
 def test_defaults_are_named() -> None:
@@ -84,7 +84,7 @@ def test_any_federation_survives(
         assignment=AssignmentTable(alpha=alpha, live_counts=False),
         gateways=gateways,
     )
-    assert config.parse(render(federation)) == federation
+    assert reading.parse(render(federation)) == federation
 
 
 def test_a_file_that_is_there_stays_without_force(runner: CliRunner, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_file_that_is_there_stays_without_force(runner: CliRunner, tmp_path: P
     assert runner.invoke(cli, ["init", "--out", str(out)]).exit_code == 2
     assert out.read_text() == "mine"
     assert runner.invoke(cli, ["init", "--out", str(out), "--force"]).exit_code == 0
-    assert config.load(out).name == "fleet"
+    assert reading.load(out).name == "fleet"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a+b", "a#b", "x" * 300, ".hidden", "a b"])
@@ -119,7 +119,7 @@ def _pictures(folder: Path, sizes: dict[str, tuple[int, int]], mode: str = "RGB"
 def _init(runner: CliRunner, data: str, code: int = 0) -> tuple[str, ModelTable | None]:
     result = runner.invoke(cli, ["init", "--data", data])
     assert result.exit_code == code, result.output
-    return result.output, config.load(Path("federation.toml")).model if code == 0 else None
+    return result.output, reading.load(Path("federation.toml")).model if code == 0 else None
 
 
 @pytest.mark.usefixtures("in_tmp_path")
@@ -200,7 +200,7 @@ def test_pictures_are_scaled_to_a_size_of_ones_own(runner: CliRunner) -> None:
     assert done.exit_code == 0, done.output
     assert "48x40" in done.output
     assert "--resize" in done.output
-    assert config.load(Path("federation.toml")).model.input[1:] == (40, 48)
+    assert reading.load(Path("federation.toml")).model.input[1:] == (40, 48)
     for size in ("48", "48x", "0x32", "axb"):
         refused = runner.invoke(cli, ["init", "--data", "photos", "--size", size, "--force"])
         assert refused.exit_code == 2

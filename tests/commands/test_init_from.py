@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from PIL import Image
 
 from export import from_store
-from fedbac_edge import beginnings, config, tiers
 from fedbac_edge.cli import cli
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import beginnings, reading
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Part, digest, unpack
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store, StoreError
+from fedbac_edge.parts.part import Part, digest, unpack
+from fedbac_edge.settings.federation import Federation
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -43,9 +44,9 @@ def weights_of(state: Path) -> beginnings.Weights:
 
 def founded(file: Path) -> Any:
     """The cloud of this file after its first start."""
-    federation = config.load(file)
+    federation = reading.load(file)
     store = Store(None)
-    node = tiers.cloud(federation, "0badcafe", store, start=beginnings.load(file, federation))
+    node = assemble.cloud(federation, "0badcafe", store, start=beginnings.load(file, federation))
     node.start(0.0)
     return node
 
@@ -62,7 +63,7 @@ def test_the_new_federation_begins_with_the_old_weights(
     assert "it begins with 4 networks of tiny after round 4" in said
     old = weights_of(finished)
     file = Path("federation.toml")
-    made = config.load(file)
+    made = reading.load(file)
     assert made.name == "tiny-2"
     assert made.method.places == old.places, "sites begin where they were"
     assert made.method.clusters == 3
@@ -84,10 +85,10 @@ def test_a_class_list_that_grows(runner: CliRunner, finished: Path, tmp_path: Pa
     said = run(runner, "--from", str(finished), "--data", "photos", "--name", "more")
     assert "new classes: 'd'" in said
     file = Path("federation.toml")
-    made = config.load(file)
+    made = reading.load(file)
     assert (made.name, made.model.classes) == ("more", ("a", "b", "c", "d"))
     file.write_text(file.read_text().replace('["a", "b", "c", "d"]', '["d", "c", "a"]'))
-    made = config.load(file)
+    made = reading.load(file)
     taken = beginnings.load(file, made)
     assert taken is not None
     old = weights_of(finished)
@@ -104,7 +105,7 @@ def test_a_cluster_more_gets_a_network_that_has_learned(runner: CliRunner, finis
     run(runner, "--from", str(finished))
     file = Path("federation.toml")
     file.write_text(file.read_text().replace("clusters = 3", "clusters = 5"))
-    taken = beginnings.load(file, config.load(file))
+    taken = beginnings.load(file, reading.load(file))
     assert taken is not None
     assert taken["cluster-4"] == taken["cluster-1"] == weights_of(finished).parts["cluster-1"]
 
@@ -114,15 +115,15 @@ def test_other_images_are_another_network(runner: CliRunner, finished: Path) -> 
     file = Path("federation.toml")
     file.write_text(file.read_text().replace("input = [1, 16, 16]", "input = [1, 28, 28]"))
     with pytest.raises(beginnings.BadWeights, match=r"fc1.weight of global has the shape"):
-        beginnings.load(file, config.load(file))
+        beginnings.load(file, reading.load(file))
 
 
 def test_weights_that_are_gone_or_others_are_named(runner: CliRunner, finished: Path) -> None:
     run(runner, "--from", str(finished))
     file, kept = Path("federation.toml"), Path("federation.weights")
-    federation, data = config.load(file), kept.read_bytes()
+    federation, data = reading.load(file), kept.read_bytes()
     with pytest.raises(StoreError, match="not at hand"):
-        tiers.cloud(federation, "0badcafe", Store(None))
+        assemble.cloud(federation, "0badcafe", Store(None))
     kept.unlink()
     command = ["cloud", "run", "--broker", "mqtt://127.0.0.1:1"]
     gone = runner.invoke(cli, command)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbac_edge import vector_level
+from fedbac_edge.host import vector_level
 
 LEVELS = [level for level in vector_level.levels() if level != "x86-64"]
 KNOWN = {name for level in LEVELS for name in vector_level.variables(level)}

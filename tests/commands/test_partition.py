@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedbac_edge.cli import cli
-from fedbac_edge.commands import fashion
-from fedbac_edge.datasets import idx, npz
+from fedbac_edge.datasets import fashion, idx, npz
 from fedbac_edge.datasets.annotation import Annotation
 from fedbac_edge.datasets.partition import Partition
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedbac_edge.commands.progress import LASTS_S, Bars
 from fedbac_edge.commands.semi import _Json, _Lines, _showing, _Terminal
-from fedbac_edge.semi.study import Study
+from fedbac_edge.lab.flat.study import Study
 
 
 class Screen:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedbac_edge import tiers
 from fedbac_edge.commands.cloud import Follow
-from fedbac_edge.commands.rounds import RoundTable, clock
-from fedbac_edge.commands.views import TerminalView
+from fedbac_edge.lab.fleet.world import World
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
 from fedbac_edge.protocol.messages import RoundSummary, SiteSummary
-from fedbac_edge.simulation import trials
-from fedbac_edge.simulation.world import World
-from fedbac_edge.store import Store
+from fedbac_edge.terminal.rounds import RoundTable, clock
+from fedbac_edge.terminal.views import TerminalView
 
 WALL = 1_790_000_000.0
 
@@ -112,7 +112,7 @@ def test_a_fleet_that_goes_on_never_passes_its_full_bar() -> None:
     trial = trials.Trial(federation, World())
     trial.add_all(lambda name: Store(None))
     cloud = trial.world.processes["cloud"]
-    cloud.make = lambda store: tiers.cloud(
+    cloud.make = lambda store: assemble.cloud(
         federation, trials.INSTANCE, store, lambda: trial.world.now, continuing=True
     )
     view, written = _screen(federation.rounds)
@@ -143,8 +143,9 @@ def test_the_table_of_a_simulation_fits_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from fedbac_edge.commands import narrow, simulate
-    from fedbac_edge.simulation import presets
+    from fedbac_edge.commands import simulate
+    from fedbac_edge.lab import presets
+    from fedbac_edge.terminal import narrow
 
     monkeypatch.setattr(narrow, "terminal_width", lambda: width)
     simulate._Lines().began(presets.preset("paper/fashion-mnist-0.1"), Path("runs/x"), 2)

@@ -23,9 +23,9 @@ from broker.mosquitto import find_mosquitto
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
 from fedbac_edge.cli import cli
-from fedbac_edge.commands.federation_file import render
-from fedbac_edge.federation import Federation
-from fedbac_edge.store import Store
+from fedbac_edge.federation_file.template import render
+from fedbac_edge.node.store import Store
+from fedbac_edge.settings.federation import Federation
 
 TINY = """
 name = "tiny"

@@ -180,7 +180,7 @@ def test_two_hundred_times(name: str, command: Command, tmp_path: Path) -> None:
 
 DEAF = """
 import multiprocessing, os, signal, time
-from fedbac_edge import signals
+from fedbac_edge.host import signals
 
 def blocked():
     (line,) = [line for line in open("/proc/self/status") if line.startswith("SigBlk")]

@@ -14,8 +14,8 @@ from broker.bus import Published
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
 from fedbac_edge.cli import cli
+from fedbac_edge.node.store import Store
 from fedbac_edge.protocol.messages import CloudStatus, DeviceStatus, GatewayStatus, Message, RoundSummary
-from fedbac_edge.store import Store
 
 
 def test_every_tier_is_described(runner: CliRunner, finished: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbac_edge import vector_level
 from fedbac_edge.commands.training_check import training
+from fedbac_edge.host import vector_level
 from fedbac_edge.learning.compiler import NoKernel, find_compiler
 
 UNITS = Path(__file__).parents[2] / "deploy"

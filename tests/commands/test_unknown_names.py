@@ -12,14 +12,15 @@ from click.testing import CliRunner
 
 from broker import wire
 from broker.topics import spec as spec_topic
-from fedbac_edge import config, tiers
 from fedbac_edge.cli import cli
 from fedbac_edge.commands import broker_checks, checks
 from fedbac_edge.commands.options import labelled
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
+from fedbac_edge.lab.fleet.world import Process, World
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.simulation.world import Process, World
-from fedbac_edge.store import Store
+from fedbac_edge.settings.federation import Federation
 
 PAPER = ["simulate", "paper/fashion-mnist-0.1", "--out", "nothing"]
 SHARDS = ["partition", "--data", "fashion-mnist", "--samples", "1000", "--out", "nothing"]
@@ -126,7 +127,7 @@ def test_views_of_a_finished_federation(runner: CliRunner, finished: Path, tmp_p
 
 
 def test_views_of_hassle(runner: CliRunner, tmp_path: Path) -> None:
-    federation = config.parse(
+    federation = reading.parse(
         'name = "few"\n[model]\nclasses = ["a", "b"]\n[method]\nname = "hassle"\n[gateways]\ngw1 = ["d1"]'
     )
     world = World()
@@ -134,7 +135,7 @@ def test_views_of_hassle(runner: CliRunner, tmp_path: Path) -> None:
     world.add(
         Process(
             "cloud",
-            lambda store: tiers.cloud(federation, "0badcafe", store, lambda: world.now),
+            lambda store: assemble.cloud(federation, "0badcafe", store, lambda: world.now),
             Store(state),
         )
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.node.store import Store, StoreError
 
 FEDBAC = f"{sys.executable} -m fedbac_edge"
 AGENT = f"{sys.executable} -m device_agent"

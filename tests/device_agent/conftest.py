@@ -27,12 +27,13 @@ from broker.bus import Delivery, Published
 from broker.mosquitto import MosquittoBroker
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge import config, tiers
-from fedbac_edge.federation import Federation
-from fedbac_edge.node import Node
+from fedbac_edge.federation_file import reading
+from fedbac_edge.node import assemble
+from fedbac_edge.node.node import Node
+from fedbac_edge.node.runtime import Runtime, opened_store
+from fedbac_edge.node.store import Store
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Runtime, opened_store
-from fedbac_edge.store import Store
+from fedbac_edge.settings.federation import Federation
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Boot")
@@ -55,7 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def federation() -> Federation:
     """A small one; tests change what they need with `msgspec.structs.replace`."""
-    return config.parse(
+    return reading.parse(
         f"""
         name = "tiny"
         rounds = 100000
@@ -137,8 +138,8 @@ class Site:
 
     def run_cloud_and_gateway(self, federation: Federation, gateway: str = "gw1") -> None:
         """Both tiers in threads of the test, as their processes would run them."""
-        self._run("cloud", lambda store: tiers.cloud(federation, "11111111", store))
-        self._run(gateway, lambda store: tiers.gateway(federation.name, gateway, store))
+        self._run("cloud", lambda store: assemble.cloud(federation, "11111111", store))
+        self._run(gateway, lambda store: assemble.gateway(federation.name, gateway, store))
 
     def _run(self, name: str, make: Callable[[Store], Node]) -> None:
         started: queue.SimpleQueue[Runtime] = queue.SimpleQueue()

@@ -10,12 +10,12 @@ import pytest
 
 from device_agent.loading import LOAD_S, TRIES
 from device_agent.worker import DataSource, TrainingWorker
-from fedbac_edge.federation import Federation
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import digest, pack
-from fedbac_edge.protocol.engine import Event, JobFailed, Trained, TrainJob
+from fedbac_edge.parts.part import digest, pack
+from fedbac_edge.protocol.events import Event, JobFailed, Trained, TrainJob
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.training import LocalTraining
 
 BROKEN = {
     "dies": (

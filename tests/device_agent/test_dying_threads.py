@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedbac_edge.federation import Federation
+from fedbac_edge.settings.federation import Federation
 
 PLANT = """
 import runpy, sys

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from broker import topics, wire
 from device_agent import identity
 from device_agent.cli import main
-from fedbac_edge.federation import Federation
 from fedbac_edge.protocol.messages import DeviceStatus, GatewayStatus
+from fedbac_edge.settings.federation import Federation
 
 
 def test_trains_and_is_counted(

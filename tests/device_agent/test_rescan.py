@@ -16,7 +16,7 @@ from PIL import Image
 from device_agent.rescan import Rescan
 from fedbac_edge.datasets import holdout
 from fedbac_edge.datasets.sources import load
-from fedbac_edge.federation import Federation, MethodTable
+from fedbac_edge.settings.federation import Federation, MethodTable
 
 CLASSES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Boot")
 

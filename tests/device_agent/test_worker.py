@@ -19,12 +19,12 @@ import pytest
 from device_agent import pipe
 from device_agent.worker import DataSource, TrainingWorker, WorkerError
 from fedbac_edge.datasets.samples import DataError
-from fedbac_edge.federation import Federation
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import digest, pack
-from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Event, JobFailed, Trained, TrainJob
+from fedbac_edge.parts.part import digest, pack
+from fedbac_edge.protocol.events import Evaluated, EvaluateJob, Event, JobFailed, Trained, TrainJob
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.training import LocalTraining
 
 MakeWorker = Callable[..., TrainingWorker]
 

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedbac_edge import config
 from fedbac_edge.datasets import idx
-from fedbac_edge.federation import Federation
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.federation_file import reading
+from fedbac_edge.node.store import Store, StoreError
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.settings.federation import Federation
 
 FASHION = Path("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz")
 
@@ -160,7 +160,7 @@ class Fleet:
 @pytest.fixture(scope="session")
 def federation() -> Federation:
     """The small federation of these tests."""
-    return config.parse(FEDERATION)
+    return reading.parse(FEDERATION)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedbac_edge.cli import cli
-from fedbac_edge.store import LedgerLine, Store, StoreError
+from fedbac_edge.node.store import LedgerLine, Store, StoreError
 
 SMALL = ["--samples", "2400", "--test-samples", "1500", "--rounds", "7", "--seed", "1"]
 

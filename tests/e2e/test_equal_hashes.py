@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from device_agent.data import DeviceData
-from fedbac_edge import tiers
-from fedbac_edge.federation import Federation
+from fedbac_edge.lab.fleet.faults import NONE, Faults
+from fedbac_edge.lab.fleet.world import Process, World
 from fedbac_edge.learning.jobs import perform
-from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
+from fedbac_edge.protocol.cloud.state import CloudState
 from fedbac_edge.protocol.device import DeviceState, Profile
-from fedbac_edge.protocol.engine import Event, Job
-from fedbac_edge.protocol.gateway_state import GatewayState
+from fedbac_edge.protocol.events import Event, Job
+from fedbac_edge.protocol.gateway.state import GatewayState
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.simulation.faults import NONE, Faults
-from fedbac_edge.simulation.world import Process, World
-from fedbac_edge.store import Store
+from fedbac_edge.settings.federation import Federation
 
 
 def in_memory(federation: Federation, shards: Path, faults: Faults = NONE) -> dict[str, str]:
@@ -38,13 +38,15 @@ def in_memory(federation: Federation, shards: Path, faults: Faults = NONE) -> di
             return len(data.train) / 100, perform(job, store.blobs, federation, data.train, data.holdout)
 
         world.add(
-            Process(name, lambda store: tiers.device(spec, gateway, name, profile, store), Store(None), work)
+            Process(
+                name, lambda store: assemble.device(spec, gateway, name, profile, store), Store(None), work
+            )
         )
 
     def add_gateway(name: str) -> None:
-        world.add(Process(name, lambda store: tiers.gateway("equal", name, store), Store(None)))
+        world.add(Process(name, lambda store: assemble.gateway("equal", name, store), Store(None)))
 
-    cloud = Process("cloud", lambda store: tiers.cloud(federation, "00000000", store), Store(None))
+    cloud = Process("cloud", lambda store: assemble.cloud(federation, "00000000", store), Store(None))
     world.add(cloud)
     for gateway, members in federation.gateways.items():
         add_gateway(gateway)

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.gateway_state import GatewayState
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.gateway.state import GatewayState
 
 
 def test_a_killed_device_and_a_killed_gateway_are_seen_as_gone(fleet: Callable[[str], Any]) -> None:

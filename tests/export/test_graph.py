@@ -14,9 +14,10 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from export import files, graph, quantise, torchscript
+from export import graph, quantise, torchscript
 from export.served import ExportError, InputKind, ServedModel, Term
-from fedbac_edge.parts import digest, pack
+from fedbac_edge.host import files
+from fedbac_edge.parts.part import digest, pack
 
 Images = npt.NDArray[np.uint8]
 MakeModel = Callable[..., ServedModel]
@@ -92,7 +93,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("export.files.os.fsync", full)
+    monkeypatch.setattr("fedbac_edge.host.files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         files.write_bytes(b"new", path)
     assert path.read_bytes() == b"old"

@@ -17,7 +17,7 @@ from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import LeNet, shrunk
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.models.resnet import ResNet8
-from fedbac_edge.parts import Part, is_statistic
+from fedbac_edge.parts.part import Part, is_statistic
 from fedbac_edge.releases import vectors
 
 Images = npt.NDArray[np.uint8]

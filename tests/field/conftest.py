@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from broker.mosquitto import MosquittoBroker
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.store import LedgerLine, Store, StoreError
+from fedbac_edge.node.store import LedgerLine, Store, StoreError
+from fedbac_edge.protocol.cloud.state import CloudState
 
 FEDERATION = """
 name = "again"

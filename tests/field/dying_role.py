@@ -16,16 +16,17 @@ from typing import cast
 
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge import signals, tiers
-from fedbac_edge.encodings import Encoding
-from fedbac_edge.federation import Federation
-from fedbac_edge.node import Node
-from fedbac_edge.protocol.engine import AnyJob, Event, Job
+from fedbac_edge.host import signals
+from fedbac_edge.lab.trials import stub, trials
+from fedbac_edge.lab.trials.dying_store import DyingStore
+from fedbac_edge.node import assemble
+from fedbac_edge.node.node import Node
+from fedbac_edge.node.runtime import Runtime
+from fedbac_edge.node.store import Store
+from fedbac_edge.parts.encodings import Encoding
+from fedbac_edge.protocol.events import AnyJob, Event, Job
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Runtime
-from fedbac_edge.simulation import stub, trials
-from fedbac_edge.simulation.dying_store import DyingStore
-from fedbac_edge.store import Store
+from fedbac_edge.settings.federation import Federation
 
 
 class StubWorker:
@@ -55,12 +56,12 @@ def main() -> None:
 
     def make(store: Store) -> Node:
         if role == "cloud":
-            return tiers.cloud(federation, trials.INSTANCE, store)
+            return assemble.cloud(federation, trials.INSTANCE, store)
         if role in federation.gateways:
-            return tiers.gateway(federation.name, role, store)
+            return assemble.gateway(federation.name, role, store)
         gateway = next(name for name, members in federation.gateways.items() if role in members)
         spec = Spec(federation=federation, instance=trials.INSTANCE, software="")
-        return tiers.device(spec, gateway, role, trials.profile(federation, role), store)
+        return assemble.device(spec, gateway, role, trials.profile(federation, role), store)
 
     store = DyingStore(
         Path(state) / f"{role}.sqlite",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbac_edge.store import Store
+from fedbac_edge.node.store import Store
 
 if TYPE_CHECKING:
     from tests.field.conftest import Fleet

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from fedbac_edge import tiers
-from fedbac_edge.federation import Federation
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.simulation import trials
-from fedbac_edge.simulation.world import Process, World
-from fedbac_edge.store import Store
+from fedbac_edge.lab.fleet.world import Process, World
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.settings.federation import Federation
 
 T = 4
 
@@ -29,7 +29,7 @@ def make_cloud(trial: trials.Trial, cloud: Process, going_on: bool, **options: A
     def clock() -> float:
         return trial.world.now
 
-    cloud.make = lambda store: tiers.cloud(
+    cloud.make = lambda store: assemble.cloud(
         trial.federation, trials.INSTANCE, store, clock, continuing=going_on, **options
     )
 

@@ -17,8 +17,8 @@ import pytest
 
 from device_agent.recovery import opened_or_new
 from device_agent.voice import Voice
+from fedbac_edge.node.store import Store, StoreDamaged
 from fedbac_edge.protocol.device import DeviceState
-from fedbac_edge.store import Store, StoreDamaged
 
 if TYPE_CHECKING:
     from tests.field.conftest import Fleet
@@ -225,7 +225,7 @@ def test_a_full_disk_at_start_is_tried_again(role: str, existing: bool, tmp_path
     }[role]
     name = {"cloud": "cloud", "gateway": "gateway-gw1", "device": "serving/gw1"}[role]
     make = (
-        f"mkdir -p {(disk / name).parent}; {sys.executable} -c 'from fedbac_edge.store import Store; "
+        f"mkdir -p {(disk / name).parent}; {sys.executable} -c 'from fedbac_edge.node.store import Store; "
         f'Store(__import__("pathlib").Path("{disk / name}.sqlite")).close()\'; '
     )
     script = (

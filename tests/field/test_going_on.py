@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from broker.mosquitto import MosquittoBroker
-from fedbac_edge.commands.federation_file import render
-from fedbac_edge.simulation import trials
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.federation_file.template import render
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.node.store import Store, StoreError
 
 SHAPE: trials.Shape = (1, 1, 1, "float32")
 

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from broker.mosquitto import MosquittoBroker
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.simulation import trials
-from fedbac_edge.store import Store
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.node.store import Store
+from fedbac_edge.protocol.cloud.state import CloudState
 
 SCRIPT = Path(__file__).with_name("dying_role.py")
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from broker.mosquitto import MosquittoBroker
-from fedbac_edge.store import LedgerLine, Store, StoreError
+from fedbac_edge.node.store import LedgerLine, Store, StoreError
 
 FEDERATION = """
 name = "leaving"

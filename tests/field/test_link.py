@@ -22,16 +22,16 @@ from broker.bus import Delivery
 from broker.mosquitto import MosquittoBroker
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge import tiers
-from fedbac_edge.federation import Federation, ModelTable
-from fedbac_edge.node import Node
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.engine import AnyJob, Event, Job
+from fedbac_edge.lab.fleet.world import World
+from fedbac_edge.lab.trials import stub, trials
+from fedbac_edge.node import assemble
+from fedbac_edge.node.node import Node
+from fedbac_edge.node.runtime import Runtime
+from fedbac_edge.node.store import Store, StoreError
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.events import AnyJob, Event, Job
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.runtime import Runtime
-from fedbac_edge.simulation import stub, trials
-from fedbac_edge.simulation.world import World
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.settings.federation import Federation, ModelTable
 
 
 @dataclass
@@ -154,13 +154,13 @@ class Fleet:
     def start(self, url_of: Callable[[str], str], **bus: Any) -> None:
         spec = Spec(federation=self.federation, instance=trials.INSTANCE, software="")
         name = self.federation.name
-        self._start("cloud", url_of, lambda s: tiers.cloud(self.federation, trials.INSTANCE, s), bus)
+        self._start("cloud", url_of, lambda s: assemble.cloud(self.federation, trials.INSTANCE, s), bus)
 
         def gateway_of(gateway: str) -> Callable[[Store], Node]:
-            return lambda store: tiers.gateway(name, gateway, store)
+            return lambda store: assemble.gateway(name, gateway, store)
 
         def device_of(gateway: str, device: str) -> Callable[[Store], Node]:
-            return lambda store: tiers.device(
+            return lambda store: assemble.device(
                 spec, gateway, device, trials.profile(self.federation, device), store
             )
 

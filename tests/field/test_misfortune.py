@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import wire
-from fedbac_edge import tiers
-from fedbac_edge.effects import Publish, Subscribe, Unsubscribe
-from fedbac_edge.learning.settings import LocalTraining
+from fedbac_edge.lab.fleet.faults import Died
+from fedbac_edge.lab.fleet.world import World
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.lab.trials.dying_store import DyingStore
+from fedbac_edge.node import assemble
+from fedbac_edge.node.effects import Publish, Subscribe, Unsubscribe
+from fedbac_edge.node.store import Store
 from fedbac_edge.protocol.messages import DeviceStatus, GatewayTask, Spec
-from fedbac_edge.simulation import trials
-from fedbac_edge.simulation.dying_store import DyingStore
-from fedbac_edge.simulation.faults import Died
-from fedbac_edge.simulation.world import World
-from fedbac_edge.store import Store
+from fedbac_edge.vocabulary.training import LocalTraining
 
 TRAINING = LocalTraining(
     epochs=1, batch_size=1, learning_rate=0.1, momentum=0.0, weight_decay=0.0, clip_norm=1.0, l2={}
@@ -29,7 +29,7 @@ POINTS_APART = 17
 @pytest.mark.parametrize("seed", range(24))
 def test_a_seed_of_misfortunes(seed: int) -> None:
     outcome = trials.run(seed)
-    assert not outcome.wrong, f"python -m fedbac_edge.simulation.trials {seed}: {outcome.wrong}"
+    assert not outcome.wrong, f"python -m fedbac_edge.lab.trials.trials {seed}: {outcome.wrong}"
 
 
 @pytest.mark.parametrize("role", ["cloud", "gw1", "d11"])
@@ -75,7 +75,7 @@ def test_a_trial_notices_what_it_is_there_for() -> None:
 def test_a_device_that_died_before_its_first_word_is_waited_for() -> None:
     """Its will is all that the gateway has: the roster is not complete, and nobody takes it for empty."""
     store = Store(None)
-    node = tiers.gateway("trial", "gw1", store)
+    node = assemble.gateway("trial", "gw1", store)
     node.start(0.0)
     will = DeviceStatus(state="offline", session=1, samples=100, labelled=100, holdout=10)
     node.delivered("fedbac/v1/trial/edge/gw1/device/d11/status", wire.encode(will), 1.0)
@@ -88,7 +88,7 @@ def test_a_device_that_died_before_its_first_word_is_waited_for() -> None:
 
 def test_a_gateway_whose_description_was_lost_asks_for_it_again() -> None:
     """Retained messages come once; a full queue or an expired session can swallow this one, too."""
-    node = tiers.gateway("trial", "gw1", Store(None))
+    node = assemble.gateway("trial", "gw1", Store(None))
     spec = "fedbac/v1/trial/spec"
     assert Subscribe(spec) in node.start(0.0)
     assert Unsubscribe(spec) not in node.connected(True, None, 0.0)
@@ -116,7 +116,7 @@ def test_a_cloud_that_died_before_it_could_repair_a_forgetful_broker_does_it_in_
     """By then the broker has a session of it again: its word "session present" proves nothing any more."""
     store = DyingStore()
     federation = trials.federation_of(SMALL)
-    node = tiers.cloud(federation, trials.INSTANCE, store)
+    node = assemble.cloud(federation, trials.INSTANCE, store)
     node.start(0.0)
     effects = node.connected(False, None, 0.0)
     while packets := [effect for effect in effects if isinstance(effect, Publish)]:
@@ -128,7 +128,7 @@ def test_a_cloud_that_died_before_it_could_repair_a_forgetful_broker_does_it_in_
     store.deaths = frozenset({len(store.points) + 3})
     with pytest.raises(Died):
         node.connected(False, None, 100.0)
-    again = tiers.cloud(federation, trials.INSTANCE, store)
+    again = assemble.cloud(federation, trials.INSTANCE, store)
     again.start(0.0)
     assert not [row for row in store.outbox() if row.retain]
     again.connected(True, None, 0.0)
@@ -141,7 +141,7 @@ def test_a_machine_s_clock_does_not_go_back_by_a_rounding(last: float, monotonic
     store = Store(None)
     with store.transaction():
         store.write("clock", msgspec.msgpack.encode((last, 50.0)))
-    node = tiers.gateway("trial", "gw1", store, wall=lambda: 50.0)
+    node = assemble.gateway("trial", "gw1", store, wall=lambda: 50.0)
     node.start(monotonic)
     now, _ = msgspec.msgpack.decode(store.read("clock") or b"", type=tuple[float, float])
     assert now >= last

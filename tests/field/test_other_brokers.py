@@ -23,14 +23,15 @@ from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
 from fedbac_edge.cli import cli
 from fedbac_edge.commands.gateway import sentence
-from fedbac_edge.federation import ModelTable
-from fedbac_edge.node import Node
-from fedbac_edge.parts import digest
-from fedbac_edge.protocol.engine import Announce, Channel, Hello, Keep, Send, Withdraw
-from fedbac_edge.protocol.messages import CloudStatus, PartRef
-from fedbac_edge.runtime import Runtime
-from fedbac_edge.simulation import trials
-from fedbac_edge.store import Store, StoreError
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.node.node import Node
+from fedbac_edge.node.runtime import Runtime
+from fedbac_edge.node.store import Store, StoreError
+from fedbac_edge.parts.part import digest
+from fedbac_edge.protocol.events import Announce, Channel, Hello, Keep, Send, Withdraw
+from fedbac_edge.protocol.messages import CloudStatus
+from fedbac_edge.settings.federation import ModelTable
+from fedbac_edge.vocabulary.terms import PartRef
 from tests.field import ejabberd
 from tests.field.test_link import Fleet, wait_for_round
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from device_agent import settings
-from fedbac_edge import config
+from fedbac_edge.federation_file import reading
 
 AGENT = (sys.executable, "-m", "device_agent")
 FEDBAC = (sys.executable, "-m", "fedbac_edge.cli")
@@ -151,6 +151,6 @@ def test_answers_about_names_that_are_no_text(tmp_path: Path) -> None:
 def test_files_written_by_any_editor(tmp_path: Path, mark: bytes, end: str) -> None:
     text = 'name = "orchard"\n[model]\nclasses = ["é", "b"]\ninput = [1, 16, 16]\n'
     (tmp_path / "federation.toml").write_bytes(mark + text.replace("\n", end).encode())
-    assert config.load(tmp_path / "federation.toml").model.classes == ("é", "b")
+    assert reading.load(tmp_path / "federation.toml").model.classes == ("é", "b")
     (tmp_path / "agent.toml").write_bytes(mark + f'edge = "gw1"{end}name = "kitchen"{end}'.encode())
     assert settings.read_file(tmp_path / "agent.toml") == {"edge": "gw1", "name": "kitchen"}

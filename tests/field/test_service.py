@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbac_edge import notify
+from fedbac_edge.host import systemd
 
 FEDERATION = 'name = "served"\nrounds = 9\n[model]\nclasses = ["a", "b"]\n[gateways]\ngw1 = []\n'
 
@@ -84,8 +84,8 @@ def test_a_role_says_that_it_is_ready_and_alive(manager: Manager, tmp_path: Path
 def test_a_loop_that_hangs_gives_no_sign(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", manager.path)
     monkeypatch.setenv("WATCHDOG_USEC", "20000")
-    turns = notify.Turns(lambda: False)
-    with notify.watched([turns.poke]):
+    turns = systemd.Turns(lambda: False)
+    with systemd.watched([turns.poke]):
         for _ in range(200):
             assert not turns()
             time.sleep(0.002)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker import wire
-from fedbac_edge.simulation import strangers
+from fedbac_edge.lab.trials import strangers
 
 DECODERS = strangers.decoders()
 NODES = ("cloud", "gateway", "device")

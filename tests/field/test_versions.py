@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from broker import wire
-from fedbac_edge.node import Node
-from fedbac_edge.simulation import trials
-from fedbac_edge.simulation.world import World
-from fedbac_edge.store import Store
+from fedbac_edge.lab.fleet.world import World
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.node.node import Node
+from fedbac_edge.node.store import Store
 
 Rewrite = Callable[[dict[str, Any]], dict[str, Any]]
 

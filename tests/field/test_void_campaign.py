@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.mosquitto import MosquittoBroker
-from fedbac_edge.store import Store
+from fedbac_edge.node.store import Store
 
 FEDERATION = """
 name = "void"

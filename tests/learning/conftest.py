@@ -16,9 +16,10 @@ import torch
 from fedbac_edge.learning.compiled import kernel_for
 from fedbac_edge.learning.compiler import NoKernel
 from fedbac_edge.learning.local import train_jointly
-from fedbac_edge.learning.settings import Backend, LocalTraining, LocalUpdate, Normalisation
+from fedbac_edge.learning.outcomes import LocalUpdate
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import Backend, LocalTraining, Normalisation
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]

@@ -9,10 +9,11 @@ import torch
 
 from fedbac_edge.learning.evaluation import evaluate, evaluate_candidates
 from fedbac_edge.learning.normalise import normalise
-from fedbac_edge.learning.settings import Evaluation, Normalisation
+from fedbac_edge.learning.outcomes import Evaluation
 from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import Normalisation
 
 GRAY = LeNet()
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]

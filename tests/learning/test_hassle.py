@@ -18,12 +18,13 @@ from torch.nn import functional
 
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.learning.hassle import HassleSettings, HassleUpdate, roles_needed, train_hassle
-from fedbac_edge.learning.settings import Backend, Cancelled, Normalisation
+from fedbac_edge.learning.outcomes import Cancelled
 from fedbac_edge.methods.hassle import Stage
 from fedbac_edge.models.additive import load, network
 from fedbac_edge.models.catalog import LeNet, architecture, shrunk
 from fedbac_edge.models.description import Architecture, buffers
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import Backend, Normalisation
 
 W_S, W_U, R_S, R_U = "supervised", "unsupervised", "residual-s", "residual-u"
 ROLES = (W_S, W_U, R_S, R_U)

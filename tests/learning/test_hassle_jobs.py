@@ -8,17 +8,17 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from fedbac_edge import config
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
-from fedbac_edge.federation import Federation, HassleTable
+from fedbac_edge.federation_file import reading
 from fedbac_edge.learning.hassle import HassleSettings, roles_needed
 from fedbac_edge.learning.jobs import JobError, perform
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.methods import method
 from fedbac_edge.methods.hassle import stage
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import digest, pack, unpack
-from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Trained, TrainJob
+from fedbac_edge.parts.part import digest, pack, unpack
+from fedbac_edge.protocol.events import Evaluated, EvaluateJob, Trained, TrainJob
+from fedbac_edge.settings.federation import Federation, HassleTable
+from fedbac_edge.vocabulary.training import LocalTraining
 
 TRAINING = LocalTraining(
     epochs=1, batch_size=16, learning_rate=0.05, momentum=0.9, weight_decay=0.0, clip_norm=1e9, l2={}
@@ -27,7 +27,7 @@ S, U = ("supervised", "residual-s"), ("unsupervised", "residual-u")
 
 
 def federation(table: str = "") -> Federation:
-    return config.parse(
+    return reading.parse(
         f"""
         name = "t"
         [model]

@@ -13,19 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fedbac_edge import config
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
 from fedbac_edge.learning import jobs
 from fedbac_edge.learning.evaluation import evaluate
 from fedbac_edge.learning.jobs import JobError, perform, training_seed
+from fedbac_edge.learning.outcomes import Cancelled
 from fedbac_edge.learning.pseudo_labels import pseudo_labelled
-from fedbac_edge.learning.settings import Cancelled, LocalTraining, Normalisation
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part, PartError, digest, pack, unpack
-from fedbac_edge.protocol.engine import Evaluated, EvaluateJob, Trained, TrainJob
-from fedbac_edge.protocol.messages import NO_SCORE, Score
+from fedbac_edge.parts.part import Part, PartError, digest, pack, unpack
+from fedbac_edge.protocol.events import Evaluated, EvaluateJob, Trained, TrainJob
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import NO_SCORE, Score
+from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 GRAY = Normalisation(mean=(0.5,), std=(0.5,))
@@ -34,7 +35,7 @@ GRAY = Normalisation(mean=(0.5,), std=(0.5,))
 @pytest.fixture(scope="module")
 def federation() -> Federation:
     classes = ", ".join(f'"{n}"' for n in range(10))
-    return config.parse(
+    return reading.parse(
         f'name = "t"\n[model]\nclasses = [{classes}]\n[method]\nclusters = 3\ncluster_start = "each"'
     )
 

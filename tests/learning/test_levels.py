@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from fedbac_edge import vector_level
+from fedbac_edge.host import vector_level
 
 THREE_STEPS = """
 import hashlib
 import numpy as np
 from fedbac_edge.learning.local import train_jointly
-from fedbac_edge.learning.settings import LocalTraining, Normalisation
+from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 from fedbac_edge.models.catalog import LeNet
 from fedbac_edge.parts import pack
 
@@ -44,7 +44,7 @@ def bits(command: list[str]) -> str:
 
 def at(level: str) -> str:
     python = [sys.executable, "-c", THREE_STEPS]
-    return bits([sys.executable, "-m", "fedbac_edge.vector_level", level, *python])
+    return bits([sys.executable, "-m", "fedbac_edge.host.vector_level", level, *python])
 
 
 @pytest.mark.usefixtures("kernel")

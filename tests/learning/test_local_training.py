@@ -8,9 +8,10 @@ import pytest
 
 from fedbac_edge.learning.batches import batches
 from fedbac_edge.learning.evaluation import evaluate
-from fedbac_edge.learning.settings import Cancelled, LocalTraining, LocalUpdate, Normalisation
+from fedbac_edge.learning.outcomes import Cancelled, LocalUpdate
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part, pack
+from fedbac_edge.parts.part import Part, pack
+from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 
 GRAY = LeNet()
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]

@@ -22,7 +22,7 @@ from fedbac_edge.models.additive import load
 from fedbac_edge.models.additive import network as module_of
 from fedbac_edge.models.catalog import LeNet, architecture, shrunk
 from fedbac_edge.models.description import Architecture
-from fedbac_edge.parts import FloatArray
+from fedbac_edge.parts.part import FloatArray
 
 RNG = np.random.default_rng(3)
 LOGITS = (3.0 * RNG.normal(size=(7, 10))).astype(np.float32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedbac_edge.learning.normalise import normalise
-from fedbac_edge.learning.settings import Normalisation
+from fedbac_edge.vocabulary.training import Normalisation
 
 
 def test_each_channel_is_scaled_by_its_own_mean_and_deviation(rgb: Normalisation) -> None:

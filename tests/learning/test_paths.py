@@ -15,10 +15,10 @@ from fedbac_edge.learning.fused import FusedLeNet
 from fedbac_edge.learning.local import best_backend, train_jointly
 from fedbac_edge.learning.normalise import normalise
 from fedbac_edge.learning.reference import train_reference
-from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
 from fedbac_edge.models.additive import Additive
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import Backend, LocalTraining, Normalisation
 
 GRAY = LeNet()
 RGB = LeNet(input_shape=(3, 32, 32))

@@ -12,11 +12,12 @@ import torch
 
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
 from fedbac_edge.learning.local import train_jointly
+from fedbac_edge.learning.outcomes import Cancelled
 from fedbac_edge.learning.pseudo_labels import pseudo_labelled
-from fedbac_edge.learning.settings import Cancelled, LocalTraining, Normalisation
 from fedbac_edge.models.additive import Additive
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 MODEL = LeNet()

@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 
-from fedbac_edge.learning.settings import LocalTraining, Normalisation
+from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 
 VALID = {
     "epochs": 5,
@@ -70,5 +70,5 @@ def test_a_normalisation_that_cannot_be_applied_is_refused(
 
 
 def test_settings_are_importable_without_torch() -> None:
-    code = "import sys, fedbac_edge.learning.settings; sys.exit('torch' in sys.modules)"
+    code = "import sys, fedbac_edge.vocabulary.training; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,10 +11,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedbac_edge.learning.normalise import normalise
-from fedbac_edge.learning.settings import LocalTraining, LocalUpdate, Normalisation
+from fedbac_edge.learning.outcomes import LocalUpdate
 from fedbac_edge.models.additive import Additive
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 
 GRAY = LeNet()
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]

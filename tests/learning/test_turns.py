@@ -10,9 +10,9 @@ import pytest
 
 from fedbac_edge.learning.local import train_jointly
 from fedbac_edge.learning.reference import train_reference
-from fedbac_edge.learning.settings import Backend, LocalTraining, Normalisation
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.vocabulary.training import Backend, LocalTraining, Normalisation
 
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 MakeParts = Callable[..., dict[str, Part]]

@@ -6,20 +6,20 @@ import math
 
 import pytest
 
-from fedbac_edge import config
 from fedbac_edge.bandits import linucb
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
 from fedbac_edge.methods import method
 from fedbac_edge.methods.ifca import closest
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.protocol.assignment import sweep
+from fedbac_edge.protocol.cloud.assignment import sweep
+from fedbac_edge.settings.federation import Federation
 
 LENET = LeNet((1, 28, 28), 2)
 
 
 def federation(method: str = "", assignment: str = "", gateways: int = 3) -> Federation:
     roster = "\n".join(f'gw{m} = ["d{m}"]' for m in range(gateways))
-    return config.parse(
+    return reading.parse(
         f"""
         name = "rules"
         rounds = 100
@@ -119,8 +119,8 @@ def test_fed_cam_trains_in_turns_and_needs_an_epoch_for_each() -> None:
     fedcam = method(federation('name = "fed-cam"'))
     assert fedcam.turns == (("cluster",), ("global",))
     assert len(fedcam.parts()) == 6
-    with pytest.raises(config.FederationError, match="turns"):
-        config.parse(
+    with pytest.raises(reading.FederationError, match="turns"):
+        reading.parse(
             """
             name = "short"
             [model]

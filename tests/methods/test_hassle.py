@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedbac_edge import config
-from fedbac_edge.config import FederationError
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
+from fedbac_edge.federation_file.reading import FederationError
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import LeNet, parameter_count
+from fedbac_edge.settings.federation import Federation
 
 DUALS = {"supervised", "unsupervised"}
 RESIDUALS = {"residual-s", "residual-u"}
 
 
 def federation(hassle: str = "", name: str = "hassle") -> Federation:
-    return config.parse(
+    return reading.parse(
         f"""
         name = "t"
         [model]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbac_edge.methods.merging import Exchange, Thresholds, regroup
-from fedbac_edge.protocol.messages import NO_SCORE, Score
+from fedbac_edge.vocabulary.terms import NO_SCORE, Score
 
 COUNT = 100
 USUAL = Thresholds()

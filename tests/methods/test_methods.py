@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbac_edge import config
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
 from fedbac_edge.methods import METHODS, UnknownMethod, method
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Part
+from fedbac_edge.parts.part import Part
+from fedbac_edge.settings.federation import Federation
 
 
 def federation(**tables: str) -> Federation:
@@ -31,7 +31,7 @@ def federation(**tables: str) -> Federation:
     gw2 = []
     gw3 = []
     """
-    return config.parse(text)
+    return reading.parse(text)
 
 
 def equal(one: Part, other: Part) -> bool:

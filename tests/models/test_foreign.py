@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 import torch
 
+from export.clusters import export_all
 from export.session import Session
-from fedbac_edge import config, tiers
-from fedbac_edge.commands.export import export_all
 from fedbac_edge.datasets.samples import Samples
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
+from fedbac_edge.lab.fleet.world import Process, World
 from fedbac_edge.learning.jobs import perform
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
-from fedbac_edge.parts import unpack
-from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
+from fedbac_edge.parts.part import unpack
+from fedbac_edge.protocol.cloud.state import CloudState
 from fedbac_edge.protocol.device import Profile
-from fedbac_edge.protocol.engine import Event, Job
+from fedbac_edge.protocol.events import Event, Job
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.simulation.world import Process, World
-from fedbac_edge.store import Store
+from fedbac_edge.settings.federation import Federation
 
 MODULE = '''
 from dataclasses import dataclass
@@ -100,9 +101,11 @@ def campaign(federation: Federation, place: Path) -> CloudState:
     """The federation in the virtual world with real training; the cloud's store is left at `place`."""
     world = World()
     spec = Spec(federation=federation, instance="0badcafe", software="")
-    cloud = Process("cloud", lambda s: tiers.cloud(federation, "0badcafe", s), Store(place / "cloud.sqlite"))
+    cloud = Process(
+        "cloud", lambda s: assemble.cloud(federation, "0badcafe", s), Store(place / "cloud.sqlite")
+    )
     world.add(cloud)
-    world.add(Process("gw1", lambda s: tiers.gateway("own", "gw1", s), Store(None)))
+    world.add(Process("gw1", lambda s: assemble.gateway("own", "gw1", s), Store(None)))
 
     def add(name: str, seed: int) -> None:
         train, holdout = samples(seed), samples(seed + 100)
@@ -111,7 +114,7 @@ def campaign(federation: Federation, place: Path) -> CloudState:
         def work(job: Job, store: Store) -> tuple[float, Event]:
             return 1.0, perform(job, store.blobs, federation, train, holdout)
 
-        world.add(Process(name, lambda s: tiers.device(spec, "gw1", name, profile, s), Store(None), work))
+        world.add(Process(name, lambda s: assemble.device(spec, "gw1", name, profile, s), Store(None), work))
 
     add("d1", 1)
     add("d2", 2)
@@ -127,7 +130,7 @@ def campaign(federation: Federation, place: Path) -> CloudState:
 
 
 def test_it_learns_in_a_federation_and_exports_as_a_sum(own: str, tmp_path: Path) -> None:
-    federation = config.parse(FEDERATION)
+    federation = reading.parse(FEDERATION)
     state = campaign(federation, tmp_path)
     ((_, path),) = export_all(tmp_path, tmp_path / "models")
     images = samples(7)
@@ -155,8 +158,8 @@ def test_nothing_is_imported_that_the_machine_does_not_allow(
     with pytest.raises(UnknownArchitecture, match="set FEDBAC_MODELS=own_models:Perceptron"):
         architecture(own, (1, 8, 8), 2)
     assert "own_models" not in sys.modules
-    with pytest.raises(config.FederationError, match="does not allow"):
-        config.parse(FEDERATION)
+    with pytest.raises(reading.FederationError, match="does not allow"):
+        reading.parse(FEDERATION)
 
 
 @pytest.mark.parametrize(

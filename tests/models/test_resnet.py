@@ -11,33 +11,34 @@ import pytest
 import torch
 from torch import nn
 
+from export.clusters import export_all
 from export.session import Session
-from fedbac_edge import config, tiers
-from fedbac_edge.aggregation import Contribution, weighted_mean
-from fedbac_edge.commands.export import export_all
-from fedbac_edge.config import FederationError
 from fedbac_edge.datasets import cifar
 from fedbac_edge.datasets.samples import Samples
-from fedbac_edge.encodings import NAMES, Encoding, decode, encode
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
+from fedbac_edge.federation_file.reading import FederationError
+from fedbac_edge.lab.fleet.world import Process, World
 from fedbac_edge.learning.evaluation import evaluate
 from fedbac_edge.learning.jobs import perform
 from fedbac_edge.learning.local import best_backend, train_jointly
 from fedbac_edge.learning.normalise import normalise
-from fedbac_edge.learning.settings import LocalTraining, Normalisation
 from fedbac_edge.models.additive import dump, load, network
 from fedbac_edge.models.catalog import LeNet, architecture, float_count, parameter_count, shrunk
 from fedbac_edge.models.description import UnknownArchitecture, buffers
 from fedbac_edge.models.resnet import ResNet8
 from fedbac_edge.models.resnet_module import Norm
-from fedbac_edge.parts import Part, PartError, has_variances, is_statistic, pack, unpack
-from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
+from fedbac_edge.parts.aggregation import Contribution, weighted_mean
+from fedbac_edge.parts.encodings import NAMES, Encoding, decode, encode
+from fedbac_edge.parts.part import Part, PartError, has_variances, is_statistic, pack, unpack
+from fedbac_edge.parts.robust import Rule, combine
+from fedbac_edge.protocol.cloud.state import CloudState
 from fedbac_edge.protocol.device import Profile
-from fedbac_edge.protocol.engine import Event, Job
+from fedbac_edge.protocol.events import Event, Job
 from fedbac_edge.protocol.messages import Spec
-from fedbac_edge.robust import Rule, combine
-from fedbac_edge.simulation.world import Process, World
-from fedbac_edge.store import Store
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 
 FULL = ResNet8()
 SMALL = ResNet8(input_shape=(3, 16, 16), widths=(4, 8, 16))
@@ -166,10 +167,10 @@ def test_paths_that_train_lenets_only_are_refused_in_the_federations_file() -> N
         'mean = [0.5, 0.5, 0.5]\nstd = [0.5, 0.5, 0.5]\n[training]\nbackend = "{}"\n'
     )
     for backend in ("auto", "reference"):
-        assert config.parse(text.format(backend)).training.backend == backend
+        assert reading.parse(text.format(backend)).training.backend == backend
     for backend in ("compiled", "fused"):
         with pytest.raises(FederationError, match=r"\[training\] backend.*LeNets only; for resnet8 say"):
-            config.parse(text.format(backend))
+            reading.parse(text.format(backend))
 
 
 FEDERATION = """
@@ -197,9 +198,9 @@ def campaign(federation: Federation, place: Path, samples: Samples) -> tuple[Clo
     world = World()
     spec = Spec(federation=federation, instance="0badcafe", software="")
     store = Store(place / "cloud.sqlite")
-    cloud = Process("cloud", lambda s: tiers.cloud(federation, "0badcafe", s), store)
+    cloud = Process("cloud", lambda s: assemble.cloud(federation, "0badcafe", s), store)
     world.add(cloud)
-    world.add(Process("gw1", lambda s: tiers.gateway("r", "gw1", s), Store(None)))
+    world.add(Process("gw1", lambda s: assemble.gateway("r", "gw1", s), Store(None)))
     for number, name in enumerate(("d1", "d2")):
         train = samples.take(np.arange(20 * number, 20 * number + 16))
         holdout = samples.take(np.arange(20 * number + 16, 20 * number + 20))
@@ -210,7 +211,7 @@ def campaign(federation: Federation, place: Path, samples: Samples) -> tuple[Clo
             return 1.0, perform(job, s.blobs, federation, train, holdout)
 
         def member(s: Store, name: str = name) -> object:
-            return tiers.device(spec, "gw1", name, Profile(samples=16, labelled=16, holdout=4), s)
+            return assemble.device(spec, "gw1", name, Profile(samples=16, labelled=16, holdout=4), s)
 
         world.add(Process(name, member, Store(None), work))  # type: ignore[arg-type]
 
@@ -225,7 +226,7 @@ def campaign(federation: Federation, place: Path, samples: Samples) -> tuple[Clo
 
 @pytest.mark.parametrize("method", ["hierfavg", "fedbac"])
 def test_a_federation_trains_it(method: str, photographs: Photographs, tmp_path: Path) -> None:
-    federation = config.parse(FEDERATION.replace("METHOD", method))
+    federation = reading.parse(FEDERATION.replace("METHOD", method))
     model = architecture("resnet8", (3, 16, 16), 10)
     state, store = campaign(federation, tmp_path, Samples(*photographs))
     images = photographs[0][:20]

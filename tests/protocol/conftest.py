@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from fedbac_edge import config
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Part, digest, pack
-from fedbac_edge.protocol.engine import Action, Channel, Event, Keep, Log, Machine, Received, Send, TimerFired
-from fedbac_edge.protocol.messages import Message, PartRef
+from fedbac_edge.parts.part import Part, digest, pack
+from fedbac_edge.protocol.events import Action, Channel, Event, Keep, Log, Machine, Received, Send, TimerFired
+from fedbac_edge.protocol.messages import Message
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import PartRef
 
 A = TypeVar("A")
 INSTANCE = "0badcafe"
@@ -38,7 +39,7 @@ def small_federation(**tables: str) -> Federation:
     for table in ("method", "selection", "assignment", "deadlines", "training"):
         lines += [f"[{table}]", tables.get(table, "")]
     lines += ["[gateways]", 'gw1 = ["d1", "d2"]', 'gw2 = ["d3", "d4"]']
-    return config.parse("\n".join(lines))
+    return reading.parse("\n".join(lines))
 
 
 @dataclass

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedbac_edge.parts import pack, unpack
-from fedbac_edge.protocol import gate, releasing
-from fedbac_edge.protocol.cloud import VOIDS_LEAST, Cloud
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.engine import (
+from fedbac_edge.parts.part import pack, unpack
+from fedbac_edge.protocol.cloud import releasing
+from fedbac_edge.protocol.cloud.machine import VOIDS_LEAST, Cloud
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.events import (
     Announce,
     Channel,
     Hello,
@@ -25,6 +25,7 @@ from fedbac_edge.protocol.engine import (
     Started,
     Withdraw,
 )
+from fedbac_edge.protocol.gateway import gate
 from fedbac_edge.protocol.messages import (
     CloudStatus,
     GatewayEvaluation,
@@ -33,11 +34,11 @@ from fedbac_edge.protocol.messages import (
     GatewayTask,
     GatewayUpdate,
     Receipt,
-    Score,
     Spec,
     Taken,
     Traffic,
 )
+from fedbac_edge.vocabulary.terms import Score
 
 INSTANCE = "0badcafe"
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from fedbac_edge import tiers
-from fedbac_edge.federation import Federation
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
 from fedbac_edge.protocol import collecting
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.gateway_state import GatewayState
-from fedbac_edge.store import Store
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.gateway.state import GatewayState
+from fedbac_edge.settings.federation import Federation
 
 Step = tuple[Literal["count", "refuse", "decline"], str]
 NAMES = ("d1", "d2", "d3", "d4")
@@ -72,7 +72,9 @@ def test_a_store_from_before_goes_on_in_the_middle_of_its_round(
     with store.transaction():
         store.write("machine", msgspec.msgpack.encode({**old, "instance": "0badcafe"}))
     cloud = kind is CloudState
-    node = tiers.cloud(federation_of(), "0badcafe", store) if cloud else tiers.gateway("t", "gw1", store)
+    node = (
+        assemble.cloud(federation_of(), "0badcafe", store) if cloud else assemble.gateway("t", "gw1", store)
+    )
     assert node.machine.timers() == {"deadline": 12.5}
     now = node.machine.state.collecting
     assert (now.asked, now.waiting, now.refused) == (("gw1", "gw2", "gw3"), ("gw2",), {"gw3": "why"})

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fedbac_edge.learning.settings import LocalTraining
-from fedbac_edge.parts import pack
+from fedbac_edge.parts.part import pack
 from fedbac_edge.protocol.device import ANSWER, Device, DeviceState, Profile
-from fedbac_edge.protocol.engine import (
+from fedbac_edge.protocol.events import (
     DataRead,
     Evaluated,
     Fetched,
@@ -31,11 +30,12 @@ from fedbac_edge.protocol.messages import (
     DeviceUpdate,
     EvaluateTask,
     Receipt,
-    Score,
     Spec,
     TaskReply,
     TrainTask,
 )
+from fedbac_edge.vocabulary.terms import Score
+from fedbac_edge.vocabulary.training import LocalTraining
 
 INSTANCE = "0badcafe"
 TRAINING = LocalTraining(

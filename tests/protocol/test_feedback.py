@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbac_edge.encodings import Encoding, decode
-from fedbac_edge.parts import Part, PartError, Schema, digest, pack, unpack
-from fedbac_edge.protocol import feedback
-from fedbac_edge.protocol.feedback import Feedback
-from fedbac_edge.protocol.messages import PartRef
+from fedbac_edge.parts.encodings import Encoding, decode
+from fedbac_edge.parts.part import Part, PartError, Schema, digest, pack, unpack
+from fedbac_edge.protocol.gateway import feedback
+from fedbac_edge.protocol.gateway.feedback import Feedback
+from fedbac_edge.vocabulary.terms import PartRef
 
 SCHEMA: Schema = {"w": (3,)}
 

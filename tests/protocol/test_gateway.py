@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedbac_edge.learning.settings import LocalTraining
-from fedbac_edge.parts import digest, pack, unpack
-from fedbac_edge.protocol import gate, norm_gate
-from fedbac_edge.protocol.engine import Evaluated, Fetched, JobFailed, Keep, Resend, Send, Settle, Started
-from fedbac_edge.protocol.gateway import GRACE_S, REPORT, Gateway
+from fedbac_edge.lab.presets import preset
+from fedbac_edge.parts.part import digest, pack, unpack
+from fedbac_edge.protocol.events import Evaluated, Fetched, JobFailed, Keep, Resend, Send, Settle, Started
+from fedbac_edge.protocol.gateway import gate, norm_gate
+from fedbac_edge.protocol.gateway.machine import GRACE_S, REPORT, Gateway
 from fedbac_edge.protocol.messages import (
     DeviceScores,
     DeviceStatus,
@@ -25,13 +25,13 @@ from fedbac_edge.protocol.messages import (
     GatewayTask,
     GatewayUpdate,
     Receipt,
-    Score,
     Spec,
     Taken,
     TaskReply,
     TrainTask,
 )
-from fedbac_edge.simulation.presets import preset
+from fedbac_edge.vocabulary.terms import Score
+from fedbac_edge.vocabulary.training import LocalTraining
 
 INSTANCE = "0badcafe"
 TRAINING = LocalTraining(

@@ -11,29 +11,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbac_edge.federation import Federation
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import Part, digest, pack, unpack
-from fedbac_edge.protocol import averaging, gate
-from fedbac_edge.protocol.cloud import Cloud
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.engine import Started
-from fedbac_edge.protocol.gateway import Gateway
-from fedbac_edge.protocol.gateway_state import Answer
+from fedbac_edge.parts.part import Part, digest, pack, unpack
+from fedbac_edge.protocol import averaging
+from fedbac_edge.protocol.cloud.machine import Cloud
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.events import Started
+from fedbac_edge.protocol.gateway import gate
+from fedbac_edge.protocol.gateway.machine import Gateway
+from fedbac_edge.protocol.gateway.state import Answer
 from fedbac_edge.protocol.messages import (
-    NO_SCORE,
     DeviceStatus,
     DeviceUpdate,
     GatewayStatus,
     GatewayTask,
     GatewayUpdate,
-    PartRef,
     Receipt,
     Spec,
     Traffic,
 )
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import NO_SCORE, PartRef
+from fedbac_edge.vocabulary.training import LocalTraining
 
 INSTANCE = "0badcafe"
 S, U = ("supervised", "residual-s"), ("unsupervised", "residual-u")

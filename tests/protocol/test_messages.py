@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from broker.wire import WireError, decode, encode
-from fedbac_edge.federation import Federation, HassleTable, ModelTable
-from fedbac_edge.learning.settings import LocalTraining
 from fedbac_edge.protocol import messages
 from fedbac_edge.protocol.messages import (
     DeviceUpdate,
@@ -22,10 +20,13 @@ from fedbac_edge.protocol.messages import (
     GatewayUpdate,
     Message,
     Receipt,
-    Score,
     Spec,
     Traffic,
 )
+from fedbac_edge.settings.federation import Federation, HassleTable, ModelTable
+from fedbac_edge.vocabulary import terms
+from fedbac_edge.vocabulary.terms import Score
+from fedbac_edge.vocabulary.training import LocalTraining
 
 HEX: dict[str | None, int] = {rf"^[0-9a-f]{{{digits}}}\Z": digits for digits in (8, 64, 128)}
 """Patterns of hashes and the like -> their digits; drawing from the pattern itself is slow."""
@@ -224,8 +225,8 @@ def test_a_loss_that_is_no_number_arrives_so_that_it_can_be_refused_with_a_recei
 def test_scores_add_up() -> None:
     total = Score(10, 5, 20.0) + Score(30, 10, 20.0)
     assert (total.accuracy, total.mean_loss) == (15 / 40, 1.0)
-    assert messages.NO_SCORE.accuracy == 0.0
-    assert math.isnan(messages.NO_SCORE.mean_loss)
+    assert terms.NO_SCORE.accuracy == 0.0
+    assert math.isnan(terms.NO_SCORE.mean_loss)
 
 
 def test_this_module_knows_no_tier() -> None:

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from fedbac_edge.protocol import norm_gate
-from fedbac_edge.simulation.long_life import Life, attackers, honest, live
+from fedbac_edge.lab.trials.long_life import Life, attackers, honest, live
+from fedbac_edge.protocol.gateway import norm_gate
 
 lengths = st.floats(1e-6, 1e9)
 

@@ -8,23 +8,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from fedbac_edge.protocol.cloud import Cloud
-from fedbac_edge.protocol.cloud_state import CloudState
+from fedbac_edge.protocol.cloud.machine import Cloud
+from fedbac_edge.protocol.cloud.restoration import is_kin, next_instance
+from fedbac_edge.protocol.cloud.state import CloudState
 from fedbac_edge.protocol.deadlines import FIRST_FACTOR, PATIENCE, adaptive
-from fedbac_edge.protocol.engine import Log, Settle, Started, TimerFired
-from fedbac_edge.protocol.gateway import Gateway
-from fedbac_edge.protocol.gateway_state import GatewayState
+from fedbac_edge.protocol.events import Log, Settle, Started, TimerFired
+from fedbac_edge.protocol.gateway.machine import Gateway
+from fedbac_edge.protocol.gateway.state import GatewayState
 from fedbac_edge.protocol.messages import (
     GatewayEvaluation,
     GatewayStatus,
     GatewayTask,
     GatewayUpdate,
-    Score,
     Spec,
     Taken,
     Traffic,
 )
-from fedbac_edge.protocol.restoration import is_kin, next_instance
+from fedbac_edge.vocabulary.terms import Score
 
 INSTANCE = "0badcafe"
 

@@ -34,20 +34,23 @@ from broker.mosquitto import MosquittoBroker
 from export import from_store, graph
 from export.served import ServedModel, Term
 from export.session import Session
-from fedbac_edge import config, tiers
 from fedbac_edge.bandits import linucb
-from fedbac_edge.effects import StartJob
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts import digest, pack
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.engine import Built, ReleaseJob
-from fedbac_edge.protocol.messages import PartRef, Release, ServingStatus
-from fedbac_edge.releases import builder, keys, vectors
-from fedbac_edge.releases.manifest import MANIFEST, Manifest, canonical
-from fedbac_edge.runtime import opened_store
-from fedbac_edge.store import LedgerLine, Store
+from fedbac_edge.node import assemble
+from fedbac_edge.node.effects import StartJob
+from fedbac_edge.node.runtime import opened_store
+from fedbac_edge.node.store import LedgerLine, Store
+from fedbac_edge.parts.part import digest, pack
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.events import Built, ReleaseJob
+from fedbac_edge.protocol.messages import Release, ServingStatus
+from fedbac_edge.releases import builder, vectors
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.signing import keys
+from fedbac_edge.signing.manifest import MANIFEST, Manifest, canonical
+from fedbac_edge.vocabulary.terms import PartRef
 
 WAIT_S = 40.0
 CLASSES = tuple("abcdefghij")
@@ -238,7 +241,7 @@ def client(broker: Broker) -> Client:
 
 @pytest.fixture(scope="session")
 def federation() -> Federation:
-    return config.parse(TOML)
+    return reading.parse(TOML)
 
 
 def served(seed: int, cluster: int = 0, sites: str = "gw1", name: str = "shop") -> ServedModel:
@@ -468,7 +471,7 @@ class FinishedCloud:
         lenet = architecture("lenet", SHAPE, len(CLASSES))
         rng = np.random.default_rng(seed)
         with opened_store(self.directory, "cloud") as store:
-            node = tiers.cloud(self.federation, "22222222", store)
+            node = assemble.cloud(self.federation, "22222222", store)
             state: CloudState = node.machine.state
             drawn = {name: pack({t: 2 * v for t, v in lenet.init(rng).items()}) for name in used.parts()}
             state.parts = {name: PartRef(name, digest(data), len(data)) for name, data in drawn.items()}
@@ -487,7 +490,7 @@ class FinishedCloud:
         key_file = self.directory / "release.key"
         key = keys.load(key_file) if key_file.is_file() else keys.make(key_file)
         with opened_store(self.directory, "cloud") as store:
-            node = tiers.cloud(self.federation, "22222222", store, signer=key)
+            node = assemble.cloud(self.federation, "22222222", store, signer=key)
             (job,) = (effect.job for effect in node.start(0.0) if isinstance(effect, StartJob))
             assert isinstance(job, ReleaseJob)
             order = builder.Order(federation=self.federation, job=job, blobs=dict(store.blobs))
@@ -496,7 +499,7 @@ class FinishedCloud:
     def gather(self) -> None:
         """Back to a campaign that waits for its gateways."""
         with opened_store(self.directory, "cloud") as store:
-            state: CloudState = tiers.cloud(self.federation, "22222222", store).machine.state
+            state: CloudState = assemble.cloud(self.federation, "22222222", store).machine.state
             state.phase, state.round, state.timers = "gathering", 0, {}
             with store.transaction():
                 store.write("machine", msgspec.msgpack.encode(state))

@@ -9,10 +9,10 @@ from click.testing import CliRunner, Result
 
 from broker import topics, wire
 from fedbac_edge.cli import cli
+from fedbac_edge.node.store import Store
 from fedbac_edge.protocol.messages import Release
-from fedbac_edge.releases import keys
-from fedbac_edge.releases.manifest import MANIFEST
-from fedbac_edge.store import Store
+from fedbac_edge.signing import keys
+from fedbac_edge.signing.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from tests.releases.conftest import Broker, Client, Command, FinishedCloud, Pixels, Start

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from fedbac_edge import tiers
-from fedbac_edge.federation import Federation, ReleaseTable
-from fedbac_edge.parts import digest
-from fedbac_edge.protocol import cloud_state, releasing
-from fedbac_edge.protocol.cloud import Cloud
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.protocol.engine import (
+from fedbac_edge.node import assemble
+from fedbac_edge.node.runtime import opened_store
+from fedbac_edge.node.store import Store
+from fedbac_edge.parts.part import digest
+from fedbac_edge.protocol.cloud import releasing, state
+from fedbac_edge.protocol.cloud.machine import Cloud
+from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.events import (
     Channel,
     JobFailed,
     Log,
@@ -26,12 +27,12 @@ from fedbac_edge.protocol.engine import (
     Tried,
     Work,
 )
-from fedbac_edge.protocol.messages import Order, PartRef, Release
+from fedbac_edge.protocol.messages import Order, Release
 from fedbac_edge.protocol.serving import ATTEMPTS, Serving, ServingState
-from fedbac_edge.releases import keys
-from fedbac_edge.releases.manifest import MANIFEST, ORDER, Manifest, RollbackOrder, canonical
-from fedbac_edge.runtime import opened_store
-from fedbac_edge.store import Store
+from fedbac_edge.settings.federation import Federation, ReleaseTable
+from fedbac_edge.signing import keys
+from fedbac_edge.signing.manifest import MANIFEST, ORDER, Manifest, RollbackOrder, canonical
+from fedbac_edge.vocabulary.terms import PartRef
 
 if TYPE_CHECKING:
     from tests.releases.conftest import FinishedCloud, Publisher
@@ -67,7 +68,7 @@ def test_a_build_that_failed_is_tried_again_at_the_next_start(finished: Finished
     key = keys.make(finished.directory / "release.key")
     for _ in range(2):
         with opened_store(finished.directory, "cloud") as store:
-            node = tiers.cloud(finished.federation, "2" * 8, store, signer=key)
+            node = assemble.cloud(finished.federation, "2" * 8, store, signer=key)
             node.start(0.0)
             assert node.machine.state.building is not None
             node.finished(JobFailed("release-3", "no memory"), 1.0)
@@ -79,7 +80,7 @@ def test_rounds_quicker_than_builds_get_their_releases(finished: FinishedCloud) 
     """What becomes due during a build is built after it, once, from the newest parts."""
     key = keys.make(finished.directory / "release.key")
     with opened_store(finished.directory, "cloud") as store:
-        machine = tiers.cloud(finished.federation, "2" * 8, store, signer=key).machine
+        machine = assemble.cloud(finished.federation, "2" * 8, store, signer=key).machine
         assert isinstance(machine, Cloud)
         state, method = machine.state, machine.method
         (first,) = releasing.order(state, method, 3)
@@ -103,7 +104,7 @@ def test_what_becomes_due_before_an_evaluation_is_built_after_it(finished: Finis
     """Else the last release would have the parts of the one before, and going back would lead nowhere."""
     key = keys.make(finished.directory / "release.key")
     with opened_store(finished.directory, "cloud") as store:
-        machine = tiers.cloud(finished.federation, "2" * 8, store, signer=key).machine
+        machine = assemble.cloud(finished.federation, "2" * 8, store, signer=key).machine
         assert isinstance(machine, Cloud)
         state, method = machine.state, machine.method
         state.round = 1
@@ -146,7 +147,7 @@ def test_an_order_that_is_not_followed(finished: FinishedCloud, tmp_path: Path, 
     signature = key.sign(MANIFEST if case == "another purpose" else ORDER, canonical(order))
     message = Order(order=canonical(order), signature=signature)
     with opened_store(finished.directory, "cloud") as store:
-        machine = tiers.cloud(finished.federation, "2" * 8, store, signer=own).machine
+        machine = assemble.cloud(finished.federation, "2" * 8, store, signer=own).machine
         (line,) = machine.handle(Received(Channel("order"), message), 1.0)
         assert isinstance(line, Log)
         assert BAD_ORDERS[case] in line.detail["why"]
@@ -261,8 +262,7 @@ def test_a_signature_is_for_one_purpose(tmp_path: Path) -> None:
 def test_as_many_models_are_kept_as_the_federation_says() -> None:
     """The newest first; a model that came back counts once."""
     releases = [
-        cloud_state.Release(number=n, model=m, round=n, models={})
-        for n, m in enumerate((1, 2, 3, 4, 2), start=1)
+        state.Release(number=n, model=m, round=n, models={}) for n, m in enumerate((1, 2, 3, 4, 2), start=1)
     ]
     state = CloudState(instance="1" * 8, releases=releases)
     assert releasing.models_kept(state) == [2, 4]

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from export.session import Session
+from fedbac_edge.node.store import Store
 from fedbac_edge.protocol.serving import SIZE_LIMIT
-from fedbac_edge.releases import keys
-from fedbac_edge.releases.manifest import MANIFEST, Manifest, Vector
-from fedbac_edge.store import Store
+from fedbac_edge.signing import keys
+from fedbac_edge.signing.manifest import MANIFEST, Manifest, Vector
 
 if TYPE_CHECKING:
     from tests.releases.conftest import Client, Pixels, Publisher
@@ -62,7 +62,7 @@ def changed_manifest(at: Standing) -> None:
 
 def another_purpose(at: Standing) -> None:
     """What was signed as an order is no release."""
-    from fedbac_edge.releases.manifest import ORDER, canonical
+    from fedbac_edge.signing.manifest import ORDER, canonical
 
     manifest = at.next()
     at.publisher.send(manifest, signature=at.publisher.key.sign(ORDER, canonical(manifest)))
@@ -126,7 +126,7 @@ def failing_self_test(at: Standing) -> None:
 
 def no_model(at: Standing) -> None:
     """Signed with the right key, and yet not a model."""
-    from fedbac_edge.parts import digest
+    from fedbac_edge.parts.part import digest
 
     junk = b"not a model" * 100
     manifest = at.next()

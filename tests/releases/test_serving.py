@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from device_agent import identity
 from device_agent.cli import main as agent_command
-from fedbac_edge.releases import keys
+from fedbac_edge.signing import keys
 
 if TYPE_CHECKING:
     from tests.releases.conftest import Broker, Client, Command, Pixels, Publisher, Start

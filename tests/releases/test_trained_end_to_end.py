@@ -21,7 +21,7 @@ from broker import chunks, topics, wire
 from broker.chunks import Chunk
 from export.session import Session
 from fedbac_edge.datasets import idx
-from fedbac_edge.releases.manifest import Manifest
+from fedbac_edge.signing.manifest import Manifest
 
 if TYPE_CHECKING:
     from tests.releases.conftest import Broker, Client, Start

@@ -10,7 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedbac_edge.federation import (
+from fedbac_edge.lab import presets
+from fedbac_edge.lab.fleet import run
+from fedbac_edge.lab.pool import Pool
+from fedbac_edge.lab.scenario import Cut, Scenario, roster
+from fedbac_edge.settings.federation import (
     AssignmentTable,
     Federation,
     MethodTable,
@@ -18,9 +22,6 @@ from fedbac_edge.federation import (
     SelectionTable,
     TrainingTable,
 )
-from fedbac_edge.simulation import presets, run
-from fedbac_edge.simulation.pool import Pool
-from fedbac_edge.simulation.scenario import Cut, Scenario, roster
 
 ROUNDS = 11
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fedbac_edge.lab import presets
+from fedbac_edge.lab.scenario import with_settings
 from fedbac_edge.reports.grouping import Benchmark, benchmarks
 from fedbac_edge.reports.reading import read_runs
 from fedbac_edge.reports.tables import accuracy, overview, target
-from fedbac_edge.simulation import presets
-from fedbac_edge.simulation.scenario import with_settings
 
 Copy = Callable[[str], Path]
 

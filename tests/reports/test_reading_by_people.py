@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from fedbac_edge.cli import cli
+from fedbac_edge.lab.fleet.world import World
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.node.store import Store
 from fedbac_edge.reports import tables
 from fedbac_edge.reports.document import Table, without_empty_columns
 from fedbac_edge.reports.grouping import benchmarks
 from fedbac_edge.reports.html import html
 from fedbac_edge.reports.merit import confidence, merit, spread
 from fedbac_edge.reports.reading import read_runs
-from fedbac_edge.simulation import trials
-from fedbac_edge.simulation.world import World
-from fedbac_edge.store import Store
 
 
 class Labels(HTMLParser):

@@ -18,17 +18,19 @@ from broker import access, access_files, certificates
 from broker.mosquitto import MosquittoBroker
 from broker.mqtt import MqttBus
 from broker.url import BrokerUrl
-from fedbac_edge import config, tiers
-from fedbac_edge.federation import Federation
+from fedbac_edge.federation_file import reading
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.node import Node
-from fedbac_edge.parts import pack, unpack
+from fedbac_edge.node import assemble
+from fedbac_edge.node.node import Node
+from fedbac_edge.node.runtime import Runtime
+from fedbac_edge.node.store import LedgerLine, Store
+from fedbac_edge.parts.part import pack, unpack
 from fedbac_edge.protocol.device import Profile
-from fedbac_edge.protocol.engine import Evaluated, Event, Job, Trained, TrainJob
-from fedbac_edge.protocol.messages import Score, Spec
+from fedbac_edge.protocol.events import Evaluated, Event, Job, Trained, TrainJob
+from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.randomness import generator
-from fedbac_edge.runtime import Runtime
-from fedbac_edge.store import LedgerLine, Store
+from fedbac_edge.settings.federation import Federation
+from fedbac_edge.vocabulary.terms import Score
 
 INSTANCE = "0badcafe"
 
@@ -44,7 +46,7 @@ def free_port() -> int:
 @pytest.fixture
 def federation() -> Federation:
     """Two gateways with two devices each, some named like a gateway."""
-    return config.parse(
+    return reading.parse(
         """
         name = "orchard"
         rounds = 8
@@ -218,10 +220,10 @@ class Orchard:
 
         def make(store: Store) -> Node:
             if gateway is None:
-                return tiers.cloud(self.federation, INSTANCE, store)
+                return assemble.cloud(self.federation, INSTANCE, store)
             if device is None:
-                return tiers.gateway(name, gateway, store)
-            return tiers.device(spec, gateway, device, profile, store)
+                return assemble.gateway(name, gateway, store)
+            return assemble.device(spec, gateway, device, profile, store)
 
         if device is not None:
             how["worker"] = Stub(0.15)

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from broker import certificates
-from fedbac_edge import selftest
 from fedbac_edge.cli import cli
 from fedbac_edge.commands import broker_checks, checks
+from fedbac_edge.node import access_probe
 
 
 def test_all_is_well(orchard: Any, until: Callable[..., None], said: Callable[[], list[str]]) -> None:
@@ -44,7 +44,7 @@ def test_a_denied_topic_is_named(
     denied: str,
     verb: str,
 ) -> None:
-    monkeypatch.setattr(selftest, "ANSWER_S", 1.0)
+    monkeypatch.setattr(access_probe, "ANSWER_S", 1.0)
     orchard.rewrite_access_list(lambda text: text.replace(f"topic {denied}\n", "", 1))
     orchard.start("gw1")
     orchard.start("gw1/cam")
@@ -56,7 +56,7 @@ def test_a_denied_topic_is_named(
 def test_the_answering_gateway_notices_its_own_denial(
     orchard: Any, until: Callable[..., None], said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selftest, "ANSWER_S", 1.0)
+    monkeypatch.setattr(access_probe, "ANSWER_S", 1.0)
     rule = "topic write fedbac/v1/orchard/edge/gw1/device/+/receipt\n"
     orchard.rewrite_access_list(lambda text: text.replace(rule, "", 1))
     orchard.start("gw1")

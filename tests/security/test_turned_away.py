@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from broker import certificates
-from fedbac_edge import discovery
 from fedbac_edge.cli import cli
+from fedbac_edge.node import discovery
 
 
 def broker(orchard: Any, user: str = "", authority: Path | None = None) -> list[str]:

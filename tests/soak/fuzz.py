@@ -15,7 +15,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["broker", "fedbac_edge"]):
-    from fedbac_edge.simulation import strangers
+    from fedbac_edge.lab.trials import strangers
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbac_edge.simulation import strangers
+from fedbac_edge.lab.trials import strangers
 
 pytestmark = [
     pytest.mark.soak,

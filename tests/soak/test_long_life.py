@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fedbac_edge import tiers
-from fedbac_edge.protocol.cloud_state import CloudState
-from fedbac_edge.simulation import trials
-from fedbac_edge.simulation.world import World
-from fedbac_edge.store import Store
+from fedbac_edge.lab.fleet.world import World
+from fedbac_edge.lab.trials import trials
+from fedbac_edge.node import assemble
+from fedbac_edge.node.store import Store
+from fedbac_edge.protocol.cloud.state import CloudState
 
 pytestmark = pytest.mark.soak
 
@@ -29,7 +29,7 @@ def test_five_hundred_rounds(tmp_path: Path, record: Callable[[str], None]) -> N
     trial = trials.Trial(federation, World())
     trial.add_all(lambda name: Store(tmp_path / f"{name}.sqlite", durable=False))
     processes = trial.world.processes
-    processes["cloud"].make = lambda store: tiers.cloud(
+    processes["cloud"].make = lambda store: assemble.cloud(
         federation,
         trials.INSTANCE,
         store,
@@ -37,7 +37,7 @@ def test_five_hundred_rounds(tmp_path: Path, record: Callable[[str], None]) -> N
         continuing=True,
         ledger_rounds=LEDGER_ROUNDS,
     )
-    processes["gw1"].make = lambda store: tiers.gateway(
+    processes["gw1"].make = lambda store: assemble.gateway(
         federation.name, "gw1", store, lambda: trial.world.now, ledger_rounds=LEDGER_ROUNDS
     )
 

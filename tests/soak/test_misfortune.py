@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedbac_edge.simulation import trials
+from fedbac_edge.lab.trials import trials
 
 pytestmark = pytest.mark.soak
 
@@ -51,7 +51,7 @@ def test_seeds(seconds: float, first_seed: int, record: Record) -> None:
         outcome = trials.run(seed)
         deaths += outcome.deaths
         if outcome.wrong:
-            wrong.append(f"python -m fedbac_edge.simulation.trials {seed}: {outcome.wrong}")
+            wrong.append(f"python -m fedbac_edge.lab.trials.trials {seed}: {outcome.wrong}")
             record(wrong[-1])
         seed += 1
     record(

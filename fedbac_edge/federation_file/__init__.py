@@ -1,0 +1,1 @@
+"""`federation.toml`: read and checked, written with every setting explained, ready-made ones."""

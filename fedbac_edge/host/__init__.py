@@ -1,0 +1,1 @@
+"""What the operating system gives: signals, files, locks, systemd. Knows nothing of federations."""

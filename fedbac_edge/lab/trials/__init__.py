@@ -1,0 +1,1 @@
+"""Federations under faults: deaths at write points, strangers, bad links."""

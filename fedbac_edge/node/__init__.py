@@ -1,0 +1,1 @@
+"""One machine with its store, and what carries its effects out in real time over MQTT."""

@@ -1,0 +1,1 @@
+"""Settings of a federation: types, what may change in mid-life, faults of types in words. Knows no file."""

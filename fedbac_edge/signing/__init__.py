@@ -1,0 +1,1 @@
+"""Keys, and what is signed with them: manifests of released models, orders to go back. Knows no tier."""

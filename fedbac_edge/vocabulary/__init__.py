@@ -1,0 +1,1 @@
+"""Words that every package uses, and that use no package of ours."""
