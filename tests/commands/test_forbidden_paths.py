@@ -90,8 +90,12 @@ LINES: dict[str, list[list[str]]] = {
         [*MADE, "--out", "@"],
     ],
     "--path": [[FEDBAC, "semi", "fedavg", "--path", "@"]],
+    "--from": [[FEDBAC, "init", "--from", "@"]],
     "RUNS": [[FEDBAC, "report", "@"]],
-    "--to": [[FEDBAC, "data", "get", "svhn", "--to", "@"]],
+    "--to": [
+        [FEDBAC, "data", "get", "svhn", "--to", "@"],
+        [FEDBAC, "backup", "--state", "FINISHED", "--to", "@"],
+    ],
     "--dir": [
         [FEDBAC, "keys", *name, "--dir", "@"] for name in (["init"], ["rotate", "gw1"], ["issue", "gw1"])
     ],
