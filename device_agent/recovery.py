@@ -22,15 +22,21 @@ DAMAGED = "damaged"
 
 @contextlib.contextmanager
 def opened_or_new(
-    directory: Path, name: str, kind: type[msgspec.Struct], voice: Voice, cost: str
+    directory: Path,
+    name: str,
+    kind: type[msgspec.Struct],
+    voice: Voice,
+    cost: str,
+    check_blobs: bool = True,
 ) -> Iterator[Store]:
     """As `runtime.opened_store`; a damaged store is replaced by an empty one, which is said with its `cost`.
 
-    `kind` is the machine's state that the store must hold. Raises StoreError, StoreFailed.
+    `kind` is the state of the machine that the store must hold. `check_blobs` as in `Store`.
+    Raises StoreError, StoreFailed.
     """
     with held_store(directory, name) as path:
         try:
-            store = _opened(path, kind)
+            store = _opened(path, kind, check_blobs)
         except StoreDamaged as error:
             aside = damage.move_aside(path, DAMAGED)
             assert aside is not None, "a store that is damaged is there"
@@ -45,8 +51,8 @@ def opened_or_new(
             yield store
 
 
-def _opened(path: Path, kind: type[msgspec.Struct]) -> Store:
-    store = Store(path)
+def _opened(path: Path, kind: type[msgspec.Struct], check_blobs: bool) -> Store:
+    store = Store(path, check_blobs=check_blobs)
     try:
         stored = store.read("machine")
         if stored is not None:

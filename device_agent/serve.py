@@ -54,8 +54,8 @@ def serve(settings: ServeSettings, voice: Voice) -> None:
     with (
         staying(voice) as leaving,
         identity.held(settings.state, settings.name, "serve.lock") as name,
-        opened_or_new(
-            settings.state / SERVED.parent, settings.edge, ServingState, voice, STORE_COST
+        opened_or_new(  # a damaged model is found when it is tried, and gives way to the one before
+            settings.state / SERVED.parent, settings.edge, ServingState, voice, STORE_COST, check_blobs=False
         ) as store,
     ):
         federation = settings.federation or _remembered(store)

@@ -28,17 +28,17 @@ def is_disk_trouble(error: sqlite3.Error | OSError) -> bool:
     return any(words in str(error) for words in ("full", "I/O error"))
 
 
-def found(connection: sqlite3.Connection) -> str:
+def found(connection: sqlite3.Connection, blobs: bool = True) -> str:
     """What is wrong with an open store, in a few words; "" when nothing is.
 
-    Reads the whole file once: SQLite's own check of every page, then every blob is held to its hash.
+    Reads the whole file once: SQLite's own check of every page, then each of the `blobs` is held to its hash.
     Raises sqlite3.OperationalError when the disk cannot be read.
     """
     try:
         (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if answer != "ok":
             return " ".join(str(answer).replace("*** in database main ***", "").split())[:200]
-        for hash, data in connection.execute("SELECT hash, data FROM blobs"):
+        for hash, data in connection.execute("SELECT hash, data FROM blobs") if blobs else ():
             if not isinstance(data, bytes) or hashlib.sha256(data).hexdigest() != hash:
                 return f"the blob {str(hash)[:12]} is not what its hash says"
     except sqlite3.DatabaseError as error:

@@ -135,13 +135,16 @@ class Blobs(Mapping[str, bytes]):
 class Store:
     """The store of one process. Not thread-safe: only the thread that made it may use it."""
 
-    def __init__(self, path: Path | None, *, read_only: bool = False, durable: bool = True) -> None:
+    def __init__(
+        self, path: Path | None, *, read_only: bool = False, durable: bool = True, check_blobs: bool = True
+    ) -> None:
         """Open or create the file at `path`; None keeps everything in memory.
 
         Not `durable` (the laboratory): commits survive a kill -9 but not a power cut, and no other process
         may open the file meanwhile. It saves the waiting for the disk, and most of the writing.
 
-        A durable store is checked from end to end before it is used, as after a power cut. Raises StoreError,
+        A durable store is checked from end to end before it is used, as after a power cut; its blobs are
+        left out for an owner that holds each to its hash itself (`check_blobs` false). Raises StoreError,
         StoreDamaged among them, and StoreFailed when the disk is full or fails.
         """
         self.name = "in memory" if path is None else str(path)
@@ -151,7 +154,7 @@ class Store:
         self._connection = _connect(path, read_only, durable)
         try:
             _migrate(self._connection, path, read_only)
-            if path is not None and owned and (wrong := damage.found(self._connection)):
+            if path is not None and owned and (wrong := damage.found(self._connection, check_blobs)):
                 raise StoreDamaged(f"{path} is damaged ({wrong})")
         except sqlite3.Error as error:
             self._connection.close()

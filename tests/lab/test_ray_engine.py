@@ -82,7 +82,10 @@ def test_the_same_bits_as_on_local_processes_and_no_shared_files(
 
     assert engine.workers == 2
     assert run.simulate(scenario(), tmp_path, data, engine, tell=remove) == local[1]
-    assert run.read_about(tmp_path) == run.read_about(local[0])
+    there, here = (
+        msgspec.structs.replace(run.read_about(folder), began="", host="") for folder in (tmp_path, local[0])
+    )
+    assert there == here
 
 
 @needs_ray

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def test_any_number_of_workers_and_a_kill_give_the_same_models(
 def test_a_ray_cluster_gives_the_same_models(
     data: Path, undisturbed: Path, make_study: MakeStudy, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray")
+    if find_spec("ray") is None:  # imported by the engine alone, which prepares for it
+        pytest.skip("Ray is not installed")
     from fedbac_edge.lab.ray_engine import RayEngine
 
     study = make_study("fixmatch", options={"tau": 0.2}, rounds=3)
