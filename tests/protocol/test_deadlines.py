@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedbac_edge.protocol.deadlines import FIRST_FACTOR, SHARE, adaptive, share
+from fedbac_edge.protocol.collecting import FIRST_FACTOR, SHARE, adaptive, share
 
 
 def test_the_first_round_has_ten_times_the_lower_bound() -> None:

@@ -13,7 +13,8 @@ from fedbac_edge.lab.presets import preset
 from fedbac_edge.parts.part import digest, pack, unpack
 from fedbac_edge.protocol.events import Evaluated, Fetched, JobFailed, Keep, Resend, Send, Settle, Started
 from fedbac_edge.protocol.gateway import gate, norm_gate
-from fedbac_edge.protocol.gateway.machine import GRACE_S, REPORT, Gateway
+from fedbac_edge.protocol.gateway.machine import GRACE_S, Gateway
+from fedbac_edge.protocol.gateway.state import REPORT
 from fedbac_edge.protocol.messages import (
     DeviceScores,
     DeviceStatus,

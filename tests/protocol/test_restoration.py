@@ -11,7 +11,7 @@ import pytest
 from fedbac_edge.protocol.cloud.machine import Cloud
 from fedbac_edge.protocol.cloud.restoration import is_kin, next_instance
 from fedbac_edge.protocol.cloud.state import CloudState
-from fedbac_edge.protocol.deadlines import FIRST_FACTOR, PATIENCE, adaptive
+from fedbac_edge.protocol.collecting import FIRST_FACTOR, PATIENCE, adaptive
 from fedbac_edge.protocol.events import Log, Settle, Started, TimerFired
 from fedbac_edge.protocol.gateway.machine import Gateway
 from fedbac_edge.protocol.gateway.state import GatewayState

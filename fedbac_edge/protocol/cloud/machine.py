@@ -20,8 +20,8 @@ from fedbac_edge.bandits import linucb
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.parts.part import digest
-from fedbac_edge.protocol import averaging, collecting, deadlines
-from fedbac_edge.protocol.cloud import generations, releasing, restoration, site_tasks, sites
+from fedbac_edge.protocol import averaging, collecting
+from fedbac_edge.protocol.cloud import generations, releasing, restoration, site_tasks, sites, summaries
 from fedbac_edge.protocol.cloud.assignment import (
     decision_detail,
     evaluations,
@@ -49,7 +49,7 @@ from fedbac_edge.protocol.events import (
     Started,
     TimerFired,
 )
-from fedbac_edge.protocol.gateway import gate, norm_gate, summaries
+from fedbac_edge.protocol.gateway import gate, norm_gate
 from fedbac_edge.protocol.messages import (
     CloudStatus,
     GatewayScores,
@@ -283,7 +283,7 @@ class Cloud:
             return [*joined, *self._evaluate(now)]
         state.phase, state.round, state.began = "training", state.round + 1, now
         state.reports = {}
-        limit = deadlines.adaptive(
+        limit = collecting.adaptive(
             state.seconds,
             federation.deadlines.deadline_min_s,
             federation.deadlines.deadline_max_s,
@@ -462,7 +462,7 @@ class Cloud:
         )
         took = [report.took for report in state.reports.values() if report.weight]
         if took:  # a void round does not tell how long a round takes
-            state.seconds = [*state.seconds, max(took)][-deadlines.HISTORY :]
+            state.seconds = [*state.seconds, max(took)][-collecting.HISTORY :]
         state.void, state.voids = not fresh, 0 if fresh else state.voids + 1
         if state.void and self._counts_updates_alone:
             state.unused += 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedbac_edge.methods.method import Method
-from fedbac_edge.protocol import deadlines
 from fedbac_edge.protocol.cloud import generations
 from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.collecting import share
 from fedbac_edge.protocol.messages import GatewayEvaluation, GatewayTask
 from fedbac_edge.settings.federation import Federation
 from fedbac_edge.vocabulary.training import LocalTraining
@@ -26,7 +26,7 @@ def training(
         parts=generations.whole(method, state.parts, cluster),
         previous=generations.whole(method, state.previous, cluster) if stayed else {},
         training=local(federation, method, state.round),
-        deadline_s=deadlines.share(limit),
+        deadline_s=share(limit),
         counted=state.last_update.get(gateway, 0),
     )
 
@@ -37,7 +37,7 @@ def evaluation(method: Method, state: CloudState, clusters: Iterable[int], limit
         instance=state.instance,
         round=state.round,
         candidates={k: generations.served(method, state, k) for k in clusters},
-        deadline_s=deadlines.share(limit),
+        deadline_s=share(limit),
     )
 
 

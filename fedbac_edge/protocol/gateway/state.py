@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +16,8 @@ from fedbac_edge.settings.federation import Federation
 from fedbac_edge.vocabulary.terms import Score
 
 Phase = Literal["idle", "fetching", "training", "scoring", "evaluating", "reported"]
+REPORT = "report"
+"""Under which the report to the cloud stands in the outbox until its receipt."""
 
 
 class Member(msgspec.Struct, kw_only=True):
@@ -90,3 +94,29 @@ class GatewayState(msgspec.Struct, kw_only=True):
     def federation(self) -> Federation | None:
         """What the federation is, once the specification has come."""
         return None if self.spec is None else self.spec.federation
+
+    @property
+    def opened(self) -> tuple[str, int] | None:
+        """(kind, round) of the task."""
+        return None if self.task is None else (kind(self.task), self.task.round)
+
+
+def kind(task: GatewayTask | GatewayEvaluation) -> str:
+    """ "train" or "evaluate"."""
+    return "train" if isinstance(task, GatewayTask) else "evaluate"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A gateway as its rooms see it: its name, its state, and the store's view by content hash."""
+
+    name: str
+    state: GatewayState
+    blobs: Mapping[str, bytes]
+
+    @property
+    def federation(self) -> Federation:
+        """What the federation is; no task is taken before the specification has come."""
+        federation = self.state.federation
+        assert federation is not None
+        return federation
