@@ -23,9 +23,9 @@ from export.served import InputKind, ServedModel, Term
 from export.session import Session
 from fedbac_edge.datasets.fashion import folder
 from fedbac_edge.datasets.sources import load
-from fedbac_edge.federation_file.starters import FASHION_CLASSES
 from fedbac_edge.models.additive import dump, network
 from fedbac_edge.models.catalog import architecture
+from fedbac_edge.settings.pictures import MODELS
 
 GRAY, RGB = (1, 28, 28), (3, 32, 32)
 MEAN, STD = (0.286, 0.29, 0.28), (0.353, 0.34, 0.36)
@@ -50,7 +50,7 @@ def normalised(pixels: Pixels, channels: int) -> torch.Tensor:
 def trained(name: str, shape: tuple[int, int, int], x: Pixels, y: npt.NDArray[np.int64]) -> ServedModel:
     """A pair of parts that has learned a little."""
     torch.manual_seed(5)
-    chosen = architecture(name, shape, len(FASHION_CLASSES))
+    chosen = architecture(name, shape, len(MODELS["fashion-mnist"].classes))
     modules = [network(chosen) for _ in range(2)]
     optimiser = torch.optim.Adam([p for module in modules for p in module.parameters()], 2e-3)
     images, labels = normalised(x, shape[0]), torch.from_numpy(y)
@@ -60,7 +60,7 @@ def trained(name: str, shape: tuple[int, int, int], x: Pixels, y: npt.NDArray[np
         cross_entropy(modules[0](images[batch]) + modules[1](images[batch]), labels[batch]).backward()
         optimiser.step()
     terms = tuple(Term(n, dump(m)) for n, m in zip(("global", "cluster-0"), modules, strict=True))
-    return ServedModel(chosen, terms, MEAN[: shape[0]], STD[: shape[0]], FASHION_CLASSES)
+    return ServedModel(chosen, terms, MEAN[: shape[0]], STD[: shape[0]], MODELS["fashion-mnist"].classes)
 
 
 def forms(model: ServedModel, pixels: Pixels, calibration: Pixels) -> dict[str, FloatArray]:
@@ -87,7 +87,7 @@ def forms(model: ServedModel, pixels: Pixels, calibration: Pixels) -> dict[str, 
 
 def main() -> None:
     torch.set_num_threads(1)
-    read = partial(load, folder(), classes=FASHION_CLASSES, input_shape=GRAY)
+    read = partial(load, folder(), classes=MODELS["fashion-mnist"].classes, input_shape=GRAY)
     train, test = read(split="train").take(np.arange(STEPS * BATCH)), read(split="test")
     print(f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, {platform.machine()}\n")
     print(

@@ -39,13 +39,13 @@ from fedbac_edge.bandits import linucb
 from fedbac_edge.datasets.fashion import folder
 from fedbac_edge.datasets.sources import load
 from fedbac_edge.federation_file import reading
-from fedbac_edge.federation_file.starters import FASHION_CLASSES
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.node import assemble
 from fedbac_edge.node.runtime import opened_store
 from fedbac_edge.parts.part import digest, pack
 from fedbac_edge.releases import vectors
+from fedbac_edge.settings.pictures import MODELS
 from fedbac_edge.vocabulary.terms import PartRef
 
 SHAPE = (1, 28, 28)
@@ -145,7 +145,7 @@ class Site:
 
 def write_shards(directory: Path, names: list[str], samples: int) -> npt.NDArray[np.uint8]:
     """An .npz of real images for each device; returns images of the test set."""
-    read = partial(load, folder(), classes=FASHION_CLASSES, input_shape=SHAPE)
+    read = partial(load, folder(), classes=MODELS["fashion-mnist"].classes, input_shape=SHAPE)
     train, test = (read(split=split) for split in ("train", "test"))
     for index, name in enumerate(names):
         piece = slice(index * samples, (index + 1) * samples)
@@ -177,7 +177,7 @@ def drawn(place: Path, port: int, names: list[str], options: argparse.Namespace)
 
 def trained(place: Path, port: int, names: list[str], options: argparse.Namespace) -> Asker:
     """A whole campaign under questions, and `options.rollbacks` after it."""
-    words = {"classes": list(FASHION_CLASSES), "devices": names}
+    words = {"classes": list(MODELS["fashion-mnist"].classes), "devices": names}
     site = Site(place, port, TRAINED.format(rounds=options.rounds, every=options.every, **words))
     images = write_shards(place, names, options.samples)
     asker = Asker(port, names, images)

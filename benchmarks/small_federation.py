@@ -21,7 +21,6 @@ from fedbac_edge.datasets.partition import dirichlet
 from fedbac_edge.datasets.samples import Samples
 from fedbac_edge.datasets.sources import load
 from fedbac_edge.federation_file import reading
-from fedbac_edge.federation_file.starters import FASHION_CLASSES, FASHION_MODEL
 from fedbac_edge.lab.fleet.world import Process, World
 from fedbac_edge.learning.evaluation import evaluate
 from fedbac_edge.learning.jobs import perform
@@ -44,6 +43,7 @@ from fedbac_edge.settings.federation import (
     TrainingTable,
     WireTable,
 )
+from fedbac_edge.settings.pictures import MODELS
 from fedbac_edge.vocabulary.training import Normalisation
 
 GATEWAYS, DEVICES = 2, 5
@@ -78,7 +78,7 @@ class Data:
     """The samples of one seed: drawn from the training set, cut over the devices by Dirichlet(1)."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
-        read = partial(load, folder(), classes=FASHION_CLASSES, input_shape=(1, 28, 28))
+        read = partial(load, folder(), classes=MODELS["fashion-mnist"].classes, input_shape=(1, 28, 28))
         everything, self.test = read(split="train"), read(split="test")
         count = setting.samples * GATEWAYS * DEVICES
         chosen = np.random.default_rng(seed).permutation(len(everything))[:count]
@@ -91,7 +91,7 @@ class Data:
             alpha_server=100.0,
             alpha_client=1.0,
             seed=seed,
-            classes=len(FASHION_CLASSES),
+            classes=len(MODELS["fashion-mnist"].classes),
         )
         self.devices = {
             device: train.take(indices)
@@ -110,7 +110,7 @@ def describe(
             seed=seed,
             rounds=setting.rounds,
             eligibility="roster",
-            model=FASHION_MODEL,
+            model=MODELS["fashion-mnist"],
             method=MethodTable(clusters=GATEWAYS),
             training=TrainingTable(epochs=2, batch_size=32, learning_rate=0.03),
             selection=SelectionTable(method="random", participation=1.0),
@@ -133,7 +133,9 @@ def run(
     began = time.perf_counter()
     world = World()
     spec = Spec(federation=federation, instance=INSTANCE, software="benchmark")
-    model = architecture(federation.model.architecture, federation.model.input, len(FASHION_CLASSES))
+    model = architecture(
+        federation.model.architecture, federation.model.input, len(MODELS["fashion-mnist"].classes)
+    )
     schema = model.schema()
 
     def add_device(gateway: str, name: str) -> None:
@@ -205,7 +207,11 @@ def arguments(description: str, rounds: int, samples: int, seeds: int) -> argpar
     parser.add_argument("--samples", type=int, default=samples, help="per device")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, seeds + 1)))
     given = parser.parse_args()
-    model = architecture(FASHION_MODEL.architecture, FASHION_MODEL.input, len(FASHION_CLASSES))
+    model = architecture(
+        MODELS["fashion-mnist"].architecture,
+        MODELS["fashion-mnist"].input,
+        len(MODELS["fashion-mnist"].classes),
+    )
     print(
         f"fedbac-edge {__version__}, python {platform.python_version()}, numpy {np.__version__}, "
         f"torch {torch.__version__}, training path {best_backend(model)}, {platform.machine()}"

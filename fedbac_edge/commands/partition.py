@@ -86,11 +86,11 @@ def partition(
         from fedbac_edge.datasets.annotation import annotate
         from fedbac_edge.datasets.partition import dirichlet
         from fedbac_edge.datasets.subset import subset
-        from fedbac_edge.federation_file import reading, starters
-        from fedbac_edge.lab.presets import MODELS
+        from fedbac_edge.federation_file import reading
+        from fedbac_edge.settings.pictures import MODELS
 
         place = official.locate(data) if data in official.DATA_SETS else Path(data)
-        model = MODELS.get(data, starters.FASHION_MODEL)
+        model = MODELS.get(data, MODELS["fashion-mnist"])
         if federation is not None:
             model = reading.load(federation).model
         if test_data is None and place.is_file() and place.suffix in (".npz", ".mat"):

@@ -14,41 +14,9 @@ from fedbac_edge.settings.federation import (
     SelectionTable,
     TrainingTable,
 )
+from fedbac_edge.settings.pictures import MODELS
 
-FASHION_CLASSES = (
-    "t-shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle-boot",
-)
-CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-FASHION_MODEL = ModelTable(classes=FASHION_CLASSES, input=(1, 28, 28), mean=(0.286,), std=(0.353,))
-CIFAR10_MODEL = ModelTable(
-    classes=CIFAR10_CLASSES,
-    input=(3, 32, 32),
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.247, 0.2435, 0.2616),
-)
-SVHN_MODEL = ModelTable(
-    classes=tuple("0123456789"), input=(3, 32, 32), mean=(0.4377, 0.4438, 0.4728), std=(0.198, 0.201, 0.197)
-)
+FASHION_MODEL = MODELS["fashion-mnist"]
 
 
 def roster(gateways: int, devices: int) -> dict[str, tuple[str, ...]]:
@@ -129,6 +97,6 @@ PRESETS: dict[str, Callable[[str], Federation]] = {
     "demo": demo,
     "hassle": hassle,
     "paper-fashion-mnist": _paper(FASHION_MODEL, 100, MethodTable(initial="single")),
-    "paper-cifar10": _paper(CIFAR10_MODEL, 200, MethodTable()),
-    "paper-svhn": _paper(SVHN_MODEL, 150, MethodTable()),
+    "paper-cifar10": _paper(MODELS["cifar10"], 200, MethodTable()),
+    "paper-svhn": _paper(MODELS["svhn"], 150, MethodTable()),
 }

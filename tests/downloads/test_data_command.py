@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from fedbac_edge.cli import cli
 from fedbac_edge.datasets import fashion, official, sources
 from fedbac_edge.datasets.official import DATA_SETS, DataSet, File
-from fedbac_edge.lab.presets import MODELS
+from fedbac_edge.settings.pictures import MODELS
 
 CIFAR = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "cifar-10-binary.tar.gz"
 

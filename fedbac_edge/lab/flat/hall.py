@@ -17,9 +17,9 @@ from fedbac_edge.lab import samples
 from fedbac_edge.lab.engine import Run
 from fedbac_edge.lab.flat.method import Bench, Client, Holding, Method, method_of
 from fedbac_edge.lab.flat.study import Study
-from fedbac_edge.lab.presets import MODELS
 from fedbac_edge.lab.samples import Place, Sets
 from fedbac_edge.models.catalog import architecture
+from fedbac_edge.settings.pictures import MODELS
 from fedbac_edge.vocabulary.training import Normalisation
 
 

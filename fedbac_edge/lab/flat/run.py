@@ -41,10 +41,10 @@ from fedbac_edge.lab.flat.study import Study, StudyError, check
 from fedbac_edge.lab.fleet.run import LAST
 from fedbac_edge.lab.folder import write_whole
 from fedbac_edge.lab.machine import check_machine, host, now
-from fedbac_edge.lab.presets import MODELS
 from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.parts.part import digest, pack
+from fedbac_edge.settings.pictures import MODELS
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):

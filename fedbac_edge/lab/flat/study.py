@@ -40,7 +40,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     method: str
     data: str = "fashion-mnist"
-    """A data set that `lab.presets.MODELS` describes."""
+    """A data set that `settings.pictures` describes."""
     architecture: str = "lenet"
     setting: str = "default"
     """Who has labels: a setting of `datasets.annotation`."""

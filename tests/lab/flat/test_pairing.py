@@ -22,7 +22,6 @@ from fedbac_edge.lab.flat.rows import Row, read
 from fedbac_edge.lab.flat.run import Result
 from fedbac_edge.lab.flat.study import Option, Study, StudyError
 from fedbac_edge.lab.pool import Pool
-from fedbac_edge.lab.presets import MODELS
 from fedbac_edge.learning.batches import batches
 from fedbac_edge.learning.hassle import HassleUpdate, train_hassle
 from fedbac_edge.learning.normalise import normalise
@@ -30,6 +29,7 @@ from fedbac_edge.methods.hassle import Stage
 from fedbac_edge.models.additive import dump, load, network
 from fedbac_edge.models.description import Architecture
 from fedbac_edge.parts.part import Part
+from fedbac_edge.settings.pictures import MODELS
 
 MakeStudy = Callable[..., Study]
 

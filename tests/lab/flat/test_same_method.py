@@ -25,7 +25,6 @@ from fedbac_edge.lab.flat.server import one_round
 from fedbac_edge.lab.flat.study import Study, Training
 from fedbac_edge.lab.fleet import journal, run
 from fedbac_edge.lab.pool import Pool
-from fedbac_edge.lab.presets import MODELS
 from fedbac_edge.lab.scenario import Cut, Scenario, check, roster
 from fedbac_edge.methods import method
 from fedbac_edge.parts.part import Part
@@ -36,6 +35,7 @@ from fedbac_edge.settings.federation import (
     SelectionTable,
     TrainingTable,
 )
+from fedbac_edge.settings.pictures import MODELS
 
 Pairing = Literal["download", "paper"]
 CLIENTS, SETTING = 6, "2/2/2"
