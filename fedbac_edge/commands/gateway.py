@@ -49,6 +49,7 @@ def run(
     """Serve the devices of the site NAME: choose, collect, average. Stays until SIGTERM or Ctrl-C.
 
     While the federation lists its gateways and NAME is not among them, it says so and waits to be added.
+    Without --federation it leaves one whose cloud is gone for another on this broker whose cloud is there.
 
     \b
     Example:
@@ -65,9 +66,10 @@ def run(
             check_name(federation, "federation")
         # A gateway that was there before can do without the cloud: its store has the description.
         directory = state or Path("runs") / (federation or "")
+        wanted = federation
         knows = federation is not None and (directory / f"gateway-{name}.sqlite").exists()
         while not stop():
-            spec = None if knows else _discover(url, federation, name, stop)
+            spec = None if knows else _discover(url, wanted, name, stop)
             if spec is None and not knows:
                 stop.raise_failure()
                 click.echo("stopped before a federation was found")
@@ -75,7 +77,11 @@ def run(
             found = federation if spec is None else spec.federation.name
             assert found is not None
             knows = False
-            _stay(name, url, found, state or Path("runs") / found, ledger_rounds, spec is not None, stop)
+            directory = state or Path("runs") / found
+            moves_to = _stay(
+                *(name, url, found, directory, ledger_rounds, spec is not None, federation is None, stop)
+            )
+            wanted = moves_to or federation
         click.echo("stopped")
 
 
@@ -86,15 +92,22 @@ def _stay(
     directory: Path,
     ledger_rounds: int,
     has_place: bool,
+    may_move: bool,
     stop: signals.Stop,
-) -> None:
+) -> str | None:
     """Be the gateway `name` until told to leave, or until the federation has no place for it any more.
 
+    Returns the federation that it moves to, if any.
+
     `has_place`: the description on the broker lists it, whatever an older one in the store says.
+    `may_move`: nobody named the federation, so a living one goes before this one when its cloud is dead.
     """
+    import time
+
     from broker.mqtt import MqttBus
     from fedbac_edge.host import systemd
     from fedbac_edge.node import assemble
+    from fedbac_edge.node.neighbours import Neighbours
     from fedbac_edge.node.runtime import Runtime, opened_store
     from fedbac_edge.settings.membership import gateway_missing
 
@@ -105,17 +118,23 @@ def _stay(
     with remedied(to_go_on), opened_store(directory, f"gateway-{name}") as store:
         node = assemble.gateway(federation, name, store, ledger_rounds=ledger_rounds)
         older = node.machine.state.spec if has_place else None
+        neighbours = Neighbours(federation, lambda other: gateway_missing(other, name)) if may_move else None
 
-        def is_left_out(node: Node) -> bool:
+        def successor() -> str | None:
+            return None if neighbours is None else neighbours.successor(time.monotonic())
+
+        def is_over(node: Node) -> bool:
             spec = node.machine.state.spec
-            return spec is not None and spec is not older and bool(gateway_missing(spec.federation, name))
+            left_out = spec is not None and spec is not older and gateway_missing(spec.federation, name)
+            return bool(left_out) or successor() is not None
 
         runtime = Runtime(
             store,
             node,
             lambda inbox, will: MqttBus(url, f"fedbac-{federation}-gateway-{name}", inbox, will),
             observe=Narrate(node, lambda: runtime.link),
-            until=is_left_out,
+            until=is_over,
+            neighbours=neighbours,
         )
         click.echo(f"gateway {name} of {federation} at {url}, state in {directory}")
         systemd.notify("READY=1", f"STATUS=gateway {name} of {federation}")
@@ -124,6 +143,10 @@ def _stay(
         stop.raise_failure()
         if stop():
             systemd.notify("STOPPING=1")
+            return None
+        if (other := successor()) is not None:
+            click.echo(f"the cloud of {federation} is gone, and {other} has a place for {name}: moving there")
+        return other
 
 
 def _discover(url: BrokerUrl, federation: str | None, name: str, stop: signals.Stop) -> Spec | None:

@@ -23,6 +23,7 @@ from broker import access, chunks, reasons, topics
 from broker.bus import Bus, BusEvent, Connected, Delivery, Disconnected, Published, Subscribed, Will
 from fedbac_edge.node import access_probe, damage
 from fedbac_edge.node.effects import Effect, Publish, StartJob, StopJob, Subscribe, Unsubscribe
+from fedbac_edge.node.neighbours import Neighbours
 from fedbac_edge.node.node import Node
 from fedbac_edge.node.store import Store, StoreError, StoreFailed, StoreInUse
 from fedbac_edge.protocol.events import AnyJob, Event, JobFailed
@@ -86,9 +87,11 @@ class Runtime:
         worker: Worker | None = None,
         observe: Callable[[Node], None] = lambda node: None,
         until: Callable[[Node], bool] = lambda node: False,
+        neighbours: Neighbours | None = None,
     ) -> None:
+        """With `neighbours` the other federations of the broker are listened to, as far as it lets us."""
         self._store, self._node, self._worker = store, node, worker
-        self._observe, self._until = observe, until
+        self._observe, self._until, self._neighbours = observe, until, neighbours
         self._inbox: Inbox = queue.SimpleQueue()
         # Before the will is made: it must carry the number of this session, or it counts as a late one.
         self._first_effects = node.start(time.monotonic())
@@ -115,6 +118,8 @@ class Runtime:
         """Run until `until` holds or `stop`; says goodbye on the way out. Raises Stopped."""
         try:
             self._carry_out(self._first_effects)
+            if self._neighbours is not None:
+                self._carry_out([Subscribe(filter) for filter in self._neighbours.filters])
             self._bus.start()
             self._loop()
         finally:
@@ -124,7 +129,7 @@ class Runtime:
 
     def _loop(self) -> None:
         while not self._settled():
-            due = [when for when in (self._node.due(), self._test.due()) if when is not None]
+            due = [when for when in (self._node.due(), self._test.due(), self._moving()) if when is not None]
             wait = max(0.0, min(due) - time.monotonic()) if due else IDLE_S
             events = self._waiting(min(wait, IDLE_S))
             if events and self._take_all(events):
@@ -133,6 +138,11 @@ class Runtime:
                 self._carry_out(self._node.tick(time.monotonic()))
             self._test.tick(time.monotonic())
             self._observe(self._node)
+
+    def _moving(self) -> float | None:
+        """When it may be time to move to another federation, unless that time is over."""
+        due = None if self._neighbours is None else self._neighbours.due()
+        return due if due is not None and due > time.monotonic() else None
 
     def _settled(self) -> bool:
         """Done, and the broker has all that was to be said."""
@@ -183,6 +193,8 @@ class Runtime:
     def _take(self, event: BusEvent | _Done, now: float) -> list[Effect]:
         if not isinstance(event, _Done) and self._test.take(event, now):
             return []
+        if self._neighbours is not None and not isinstance(event, _Done):
+            self._neighbours.take(event, now)
         match event:
             case Delivery(topic, payload, retained):
                 return self._node.delivered(topic, payload, now, retained)

@@ -256,6 +256,27 @@ def test_what_a_stranger_writes_over_the_description_is_put_right(
     assert gateway.end() == 0
 
 
+def test_a_gateway_moves_from_a_dead_federation_to_a_living_one(
+    start: Start, tmp_path: Path, mosquitto: str, federation: str
+) -> None:
+    """It had joined what was there; then the cloud that is meant comes up on the same broker."""
+    run = ("cloud", "run", "--federation", federation, "--broker", mosquitto, "--state", str(tmp_path / "c"))
+    old = start(*run)
+    old.wait_for("waiting for gw1")
+    gateway = start("gateway", "run", "gw1", "--broker", mosquitto, "--state", str(tmp_path / "g"))
+    gateway.wait_for("federation", 20)
+    old.wait_for("gw1 (its devices)")
+    assert old.end() == 0
+    other = tmp_path / "other.toml"
+    other.write_text(TINY.replace('"tiny"', '"other"'))
+    run = ("cloud", "run", "--federation", str(other), "--broker", mosquitto, "--state", str(tmp_path / "d"))
+    new = start(*run)
+    gateway.wait_for("the cloud of tiny is gone, and other has a place for gw1: moving there", 120)
+    new.wait_for("gw1 (its devices)")
+    assert gateway.process.poll() is None
+    assert gateway.end() == 0
+
+
 def test_a_gateway_that_leaves_before_it_found_anything(start: Start, tmp_path: Path, mosquitto: str) -> None:
     gateway = start("gateway", "run", "gw1", "--broker", mosquitto, "--state", str(tmp_path / "g"))
     gateway.wait_for("waiting: no federation")
