@@ -145,13 +145,13 @@ def run(
                 systemd.notify("STOPPING=1")
                 if not is_finished(node):
                     reached: CloudState = node.machine.state
-                    total = machine.last_round
+                    total = machine.campaign.last_round
                     where = (
                         f"in round {reached.round} of {total}" if reached.round else "before the first round"
                     )
                     view.note(f"stopped {where}; the same command goes on from there")
                     return
-                if machine.has_given_up:
+                if machine.campaign.has_given_up:
                     raise Failed(
                         f"gave up in round {machine.state.round}: no update has counted in "
                         f"{machine.state.voids} rounds in a row. What gateways print says why devices "

@@ -11,7 +11,8 @@ import pytest
 
 from fedbac_edge.parts.part import pack, unpack
 from fedbac_edge.protocol.cloud import releasing
-from fedbac_edge.protocol.cloud.machine import VOIDS_LEAST, Cloud
+from fedbac_edge.protocol.cloud.campaign import VOIDS_LEAST
+from fedbac_edge.protocol.cloud.machine import Cloud
 from fedbac_edge.protocol.cloud.state import CloudState
 from fedbac_edge.protocol.events import (
     Announce,
@@ -437,7 +438,7 @@ def test_void_rounds_do_not_use_up_a_campaign(centre: Centre) -> None:
     for _ in range(centre.federation.rounds + 1):
         void_round(centre)
     assert (centre.state.phase, centre.state.round) == ("training", 6)
-    assert centre.bench.machine.last_round == 9
+    assert centre.bench.machine.campaign.last_round == 9
     for _ in range(centre.federation.rounds):
         assert phase(centre) == "training"
         for gateway in ("gw1", "gw2"):
@@ -449,16 +450,16 @@ def test_void_rounds_do_not_use_up_a_campaign(centre: Centre) -> None:
                 centre.scores(gateway, scores={k: Score(10, 5, 10.0) for k in sorted({k for _, k in task})})
             centre.bench.run_timers()
     assert (centre.state.phase, centre.state.round) == ("finished", 9)
-    assert not centre.bench.machine.has_given_up
+    assert not centre.bench.machine.campaign.has_given_up
 
 
 def test_a_campaign_in_which_nothing_counts_is_given_up_and_can_go_on(centre: Centre) -> None:
     actions = [void_round(centre) for _ in range(VOIDS_LEAST)]
     assert phase(centre) == "finished"
-    assert centre.bench.machine.has_given_up
+    assert centre.bench.machine.campaign.has_given_up
     assert centre.bench.logged("gave up", actions[-1])[0].detail == {"void": VOIDS_LEAST}
     assert not any(centre.bench.logged("finished", each) for each in actions)
     assert not releasing.is_due(centre.state, centre.federation)
     centre.bench.do(Started())
     assert phase(centre) == "gathering", "started again, it goes on"
-    assert not centre.bench.machine.has_given_up
+    assert not centre.bench.machine.campaign.has_given_up

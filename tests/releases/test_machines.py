@@ -264,7 +264,7 @@ def test_as_many_models_are_kept_as_the_federation_says() -> None:
     releases = [
         state.Release(number=n, model=m, round=n, models={}) for n, m in enumerate((1, 2, 3, 4, 2), start=1)
     ]
-    state = CloudState(instance="1" * 8, releases=releases)
-    assert releasing.models_kept(state) == [2, 4]
-    state.models_kept = 3
-    assert releasing.models_kept(state) == [2, 4, 3]
+    cloud = CloudState(instance="1" * 8, releases=releases)
+    assert releasing.models_kept(cloud) == [2, 4]
+    cloud.models_kept = 3
+    assert releasing.models_kept(cloud) == [2, 4, 3]

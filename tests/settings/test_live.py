@@ -128,4 +128,4 @@ def test_campaigns_of_an_older_store_count_on_from_where_they_were() -> None:
     machine.state.campaign, machine.state.round = 3, 12
     store.write("machine", msgspec.msgpack.encode(machine.state))
     longer = start(msgspec.structs.replace(fleet(), rounds=8), store)
-    assert (longer.state.campaign_after, longer.last_round) == (10, 18)
+    assert (longer.state.campaign_after, longer.campaign.last_round) == (10, 18)

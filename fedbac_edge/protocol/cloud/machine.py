@@ -11,25 +11,22 @@ Parts keep two generations: the newest, and the one before, which devices score 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any
 
-import msgspec
-
-from fedbac_edge import __version__
-from fedbac_edge.bandits import linucb
 from fedbac_edge.methods import method
 from fedbac_edge.models.catalog import architecture
-from fedbac_edge.parts.part import digest
-from fedbac_edge.protocol import averaging, collecting
-from fedbac_edge.protocol.cloud import generations, releasing, restoration, site_tasks, sites, summaries
-from fedbac_edge.protocol.cloud.assignment import (
-    decision_detail,
-    evaluations,
-    initial_places,
-    start_warm,
-    sweep,
+from fedbac_edge.protocol import answers, collecting
+from fedbac_edge.protocol.cloud import (
+    campaign,
+    evaluation,
+    generations,
+    releasing,
+    restoration,
+    retained,
+    rounds,
+    sites,
 )
-from fedbac_edge.protocol.cloud.state import CloudState, Site, SiteReport
+from fedbac_edge.protocol.cloud.campaign import Campaign
+from fedbac_edge.protocol.cloud.state import CloudState, Site
 from fedbac_edge.protocol.collecting import task_key
 from fedbac_edge.protocol.events import (
     Action,
@@ -38,40 +35,29 @@ from fedbac_edge.protocol.events import (
     Event,
     Hello,
     JobFailed,
-    Keep,
     Log,
     Overwritten,
     Received,
-    Repeat,
     Resend,
     Send,
     Settle,
     Started,
     TimerFired,
 )
-from fedbac_edge.protocol.gateway import gate, norm_gate
 from fedbac_edge.protocol.messages import (
-    CloudStatus,
     GatewayScores,
     GatewayStatus,
     GatewayUpdate,
     Missing,
     Order,
-    Receipt,
-    RoundSummary,
     Spec,
     Taken,
 )
 from fedbac_edge.settings.federation import Federation
 from fedbac_edge.vocabulary.terms import PartRef
 
-RECLAIM_S = 10.0
-VOIDS_LEAST = 10
-"""A campaign ends after as many void rounds in a row as it has rounds, and after no fewer than these."""
 GRACE_S = 60.0
 """So long a gateway that vanished in an open fleet is waited for."""
-REPEAT_S = 5.0
-"""What is retained goes out again at most so often, however many ask for it."""
 
 
 class Cloud:
@@ -102,8 +88,8 @@ class Cloud:
 
     def timers(self) -> Mapping[str, float]:
         """Deadlines, and when the description is put back."""
-        reclaim = {} if self.state.reclaims is None else {"reclaim": self.state.reclaims}
-        return {**self.state.timers, **collecting.timers(self.state.collecting), **reclaim}
+        state = self.state
+        return {**state.timers, **collecting.timers(state.collecting), **retained.timers(state)}
 
     def wanted(self) -> Mapping[str, PartRef]:
         """Nothing: the cloud makes the parts."""
@@ -118,14 +104,12 @@ class Cloud:
 
     def status(self, state: str) -> Send:
         """Where the campaign stands, and with "offline" the will."""
-        message = CloudStatus(
-            state=state,
-            session=self.state.session,
-            round=self.state.round,
-            rounds=self.last_round,
-            last=self.state.last,
-        )
-        return Send(Channel("status"), message, retain=True)
+        return campaign.status(self.campaign, state)
+
+    @property
+    def campaign(self) -> Campaign:
+        """How far the campaign is."""
+        return Campaign(self.federation, self.method, self.state, self.blobs)
 
     # --- events ---
 
@@ -149,7 +133,7 @@ class Cloud:
             case Overwritten(channel=Channel(leaf="spec"), why=why):
                 self.state.contested = True
                 return [Log("foreign spec", "", self.state.round, {"why": why}), *self._reclaim(now)]
-            case TimerFired(name="reclaim"):
+            case TimerFired(name=retained.RECLAIM):
                 self.state.reclaims = None
                 return self._reclaim(now, at_last=True)
             case Received(message=GatewayStatus() as status):
@@ -157,17 +141,18 @@ class Cloud:
             case Received(message=Taken() as taken):
                 return self._taken(event.channel.gateway, taken, now)
             case Received(message=GatewayUpdate() as update):
-                return self._update(event.channel.gateway, update, event.size, now)
+                return rounds.take_report(self.campaign, event.channel.gateway, update, event.size, now)
             case Received(message=GatewayScores() as scores):
-                return self._scores(event.channel.gateway, scores, event.size, now)
+                return evaluation.take_scores(self.campaign, event.channel.gateway, scores, event.size, now)
             case Received(message=Missing() as missing):
-                return self._missed(event.channel.gateway, missing, now)
+                return retained.repeat(self.state, self.kept(), event.channel.gateway, missing, now)
             case TimerFired(name="gather") if self.state.phase == "gathering":
                 return self._gathered(now)
             case TimerFired(name=collecting.DEADLINE):
                 return self._close(now)
             case TimerFired(name=name) if name.startswith(collecting.GONE):
-                return self._give_up(name.removeprefix(collecting.GONE), now)
+                gateway = name.removeprefix(collecting.GONE)
+                return answers.give_up(self.state, gateway, self.state.round, now)
             case Received(message=Order() as order):
                 return releasing.ordered(self.state, self.federation, order, self.signer)
             case Built() if self.signer is not None:
@@ -192,31 +177,19 @@ class Cloud:
         ]
 
     def _spec(self) -> Send:
-        spec = Spec(federation=self.federation, instance=self.state.instance, software=__version__)
-        return Send(Channel("spec"), spec, retain=True)
+        return retained.specification(self.federation, self.state)
 
     def _hear_spec(self, spec: Spec, now: float) -> list[Action]:
         """What stands on the broker: ours, that of another cloud, or ours from before the roster grew."""
-        own = (self.state.instance, self.federation)
-        self.state.contested = (spec.instance, spec.federation) != own
-        if not self.state.contested:
+        if retained.is_ours(self.federation, self.state, spec):
             return []
         if restoration.was_succeeded(self.state, spec.instance):
-            return self._renew(
-                f"the broker holds a later generation of this federation, {spec.instance}", now
-            )
+            why = f"the broker holds a later generation of this federation, {spec.instance}"
+            return self._renew(why, now)
         return [Log("foreign spec", spec.instance, self.state.round), *self._reclaim(now)]
 
     def _reclaim(self, now: float, at_last: bool = False) -> list[Action]:
-        """Say again whose federation it is; at most every RECLAIM_S, lest two clouds shout at each other."""
-        state = self.state
-        if not state.contested:
-            return []
-        if not at_last and now - state.reclaimed < RECLAIM_S:
-            state.reclaims = state.reclaimed + RECLAIM_S
-            return []
-        state.reclaimed, state.reclaims = now, None
-        return [self._spec()]
+        return retained.reclaim(self.federation, self.state, now, at_last)
 
     def _presence(self, gateway: str, status: GatewayStatus, now: float) -> list[Action]:
         restarted, became_ready = sites.hear(self.state, gateway, status)
@@ -230,19 +203,6 @@ class Cloud:
         if gathering and sites.are_complete(self.federation, self.state):
             return [*again, *self._begin(now)]
         return again
-
-    def _missed(self, gateway: str, missing: Missing, now: float) -> list[Action]:
-        """Publish again what somebody at this site waits for in vain."""
-        state, kept = self.state, self.kept()
-        asked = [(hash, Repeat(hash)) for hash in missing.hashes if hash in kept]
-        if missing.release:
-            asked.append((gateway, Repeat(Channel("release", gateway))))
-        recent = {what: when for what, when in state.repeated.items() if now - when < REPEAT_S}
-        due = {what: action for what, action in asked if what not in recent}
-        state.repeated = {**recent, **dict.fromkeys(due, now)}
-        if not due:
-            return []
-        return [Log("published again", gateway, state.round, {"what": sorted(due)}), *due.values()]
 
     def _gathered(self, now: float) -> list[Action]:
         """The wait is over: start with who is there, or wait on when nobody is."""
@@ -266,60 +226,22 @@ class Cloud:
             return self._begin(now)
         for gateway in state.silent:
             state.sites[gateway] = Site(session=sites.site(state, gateway).session)
-        state.phase, state.timers = "gathering", {"gather": now + self.federation.deadlines.deadline_min_s}
-        return [self.status("gathering")]
+        return [self._gather(now + self.federation.deadlines.deadline_min_s)]
 
-    # --- a training round ---
+    def _gather(self, until: float) -> Send:
+        self.state.phase, self.state.timers = "gathering", {"gather": until}
+        return self.status("gathering")
 
     def _begin(self, now: float) -> list[Action]:
-        """Round t: every asked gateway gets the parts of its cluster."""
-        state, federation = self.state, self.federation
-        asked = sites.to_train(federation, state)
+        """The next round; before the first one an evaluation, where losses decide who is in which cluster."""
+        state = self.state
+        asked = sites.to_train(self.federation, state)
         if not asked:
-            state.phase, state.timers = "gathering", {"gather": now + federation.deadlines.gather_s}
-            return [Log("nobody", "", state.round), self.status("gathering")]
-        joined = self._assign_new(asked)
+            return [Log("nobody", "", state.round), self._gather(now + self.federation.deadlines.gather_s)]
+        placed = rounds.place_new(self.campaign, asked)
         if self.method.places_by_loss and not state.placed:
-            return [*joined, *self._evaluate(now)]
-        state.phase, state.round, state.began = "training", state.round + 1, now
-        state.reports = {}
-        limit = collecting.adaptive(
-            state.seconds,
-            federation.deadlines.deadline_min_s,
-            federation.deadlines.deadline_max_s,
-            state.voids,
-        )
-        state.timers, state.collecting = {}, collecting.begin(state.collecting, now + limit, asked)
-        sends = [
-            Send(
-                Channel("task", gateway),
-                site_tasks.training(federation, self.method, state, gateway, limit),
-                task_key(gateway),
-            )
-            for gateway in asked
-        ]
-        assignment = state.assignment
-        state.served_by = {**state.served_by, **{gateway: assignment[gateway] for gateway in asked}}
-        detail = {"asked": list(asked), "deadline": limit, "assignment": assignment}
-        return [*joined, Log("round", "", state.round, detail), *sends, self.status("training")]
-
-    def _assign_new(self, gateways: tuple[str, ...]) -> list[Action]:
-        """Clusters for sites that have none yet: dealt out in name order, or all in one."""
-        state, federation = self.state, self.federation
-        known = {} if state.clustering is None else dict(state.clustering.windows)
-        fresh = [gateway for gateway in gateways if gateway not in known]
-        if not fresh:
-            return []
-        clusters = self.method.clusters
-        named = federation.method.places
-        places = initial_places(list(known), fresh, clusters, self.method.placement, named)
-        if state.clustering is None:
-            state.clustering = linucb.start(places, clusters, federation.assignment.arms)
-        else:
-            for gateway in fresh:
-                progress = self._round_in_campaign() / federation.rounds
-                state.clustering = linucb.join(state.clustering, gateway, places[gateway], progress)
-        return [Log("assigned", gateway, state.round + 1, {"cluster": places[gateway]}) for gateway in fresh]
+            return [*placed, *evaluation.begin(self.campaign, now)]
+        return [*placed, *rounds.begin(self.campaign, asked, now)]
 
     # --- restored from an older backup ---
 
@@ -335,7 +257,7 @@ class Cloud:
                 state.round -= 1
                 return [*said, *self._begin(now)]
             case "evaluating":
-                return [*said, *self._evaluate(now)]
+                return [*said, *evaluation.begin(self.campaign, now)]
             case "gathering":
                 state.timers = {"gather": now + self.federation.deadlines.gather_s}
         return [*said, self.status(state.phase)]
@@ -345,107 +267,17 @@ class Cloud:
             at = f"this one is in round {self.state.round}"
             why = f"{gateway} has been given round {taken.round} by this federation's cloud, and {at}"
             return self._renew(why, now)
-        current = {"training": "train", "evaluating": "evaluate"}.get(self.state.phase)
-        if (taken.kind, taken.round) != (current, self.state.round):
-            return []
-        if taken.instance not in (None, self.state.instance):
-            return []
-        return [Settle(task_key(gateway))]
+        ours = taken.instance in (None, self.state.instance)
+        return [Settle(task_key(gateway))] if ours and (taken.kind, taken.round) == self.state.opened else []
 
-    def _update(self, gateway: str, update: GatewayUpdate, size: int, now: float) -> list[Action]:
-        state = self.state
-        if collecting.has_counted(state.collecting, "train", gateway, _counted(update)):
-            return [self._receipt(gateway, "train", update.round, True)]  # once, and said again
-        try:
-            base = generations.whole(self.method, state.parts, state.assignment.get(gateway, 0))
-            steps = gate.admit_site_update(self.federation, state, gateway, update, base, self.blobs)
-        except gate.Refused as refusal:
-            return self._refuse(gateway, "train", update.round, str(refusal), now)
-        if gateway in state.reports:
-            return []  # held until the round closes
-        suspect = self.federation.deadlines.norm_gate and norm_gate.is_suspect(state.norms, steps)
-        whole = self.federation.method.cloud_weight == "data"
-        hashes = {} if update.void else {role: digest(data) for role, data in sorted(update.parts.items())}
-        state.reports[gateway] = SiteReport(
-            parts=hashes,
-            weight=0 if update.void else update.data if whole else update.samples,
-            summary=summaries.of_site(update, state.assignment[gateway]),
-            took=max(0.0, now - state.began - update.waited),
-            up=update.traffic.up + size,
-            down=update.traffic.down,
-            unlabelled=update.unlabelled_data if whole else update.unlabelled,
-            steps=steps,
-            suspect=suspect,
-        )
-        report = state.reports[gateway]
-        report.told = {
-            "samples": update.samples,
-            "weight": report.weight,
-            "void": update.void,
-            "bytes": size,
-        }
-        keeps = [Keep(hash, update.parts[role]) for role, hash in hashes.items()]
-        restoration.prove(state, gateway)
-        settled: list[Action] = [*keeps, Settle(task_key(gateway))]
-        if suspect:
-            self._collect(collecting.hold(state.collecting, gateway), now)
-            return [*settled, Log("held", gateway, update.round, report.told)]
-        if not update.void:
-            norm_gate.admit(state, gateway, steps)
-        return [*settled, *self._accept(gateway, now)]
-
-    def _accept(self, gateway: str, now: float) -> list[Action]:
-        """The report of `gateway` that is here counts."""
-        state, report = self.state, self.state.reports[gateway]
-        key = (state.instance, state.round)
-        self._collect(collecting.count(state.collecting, "train", gateway, key), now)
-        if report.parts:
-            state.last_update = {**state.last_update, gateway: state.round}
-        told = {**report.told, **({"shortened": report.shortened} if report.shortened else {})}
-        return [
-            self._receipt(gateway, "train", state.round, True),
-            Log("reported", gateway, state.round, told),
-        ]
-
-    def _judge(self, now: float) -> list[Action]:
-        """The round closes: which of the long steps count."""
-        state = self.state
-        counted, refused = norm_gate.close(state, state.reports, self.method.together())
-        judged: list[Action] = []
-        for gateway, why in refused.items():
-            state.collecting = collecting.refuse(state.collecting, gateway, why)
-            judged += [
-                self._receipt(gateway, "train", state.round, False, why),
-                Log("refused", gateway, state.round, {"why": why}),
-            ]
-        return [*judged, *(action for gateway in counted for action in self._accept(gateway, now))]
-
-    def _collect(self, collected: collecting.Collecting, now: float) -> None:
-        self.state.collecting = collecting.close_when_done(collected, now)
-
-    def _refuse(self, gateway: str, kind: str, round: int, reason: str, now: float) -> list[Action]:
-        state = self.state
-        answer: list[Action] = [
-            self._receipt(gateway, kind, round, False, reason),
-            Log("refused", gateway, round, {"why": reason}),
-        ]
-        current = {"training": "train", "evaluating": "evaluate"}.get(state.phase)
-        if (kind, round) != (current, state.round) or gateway not in state.collecting.waiting:
-            return answer
-        self._collect(collecting.refuse(state.collecting, gateway, reason), now)
-        return [*answer, Settle(task_key(gateway))]
-
-    def _give_up(self, gateway: str, now: float) -> list[Action]:
-        """A gateway that vanished has not come back: its report still counts if it comes before the close."""
-        self._collect(collecting.decline(self.state.collecting, gateway), now)
-        return [Settle(task_key(gateway)), Log("gone", gateway, self.state.round)]
+    # --- the end of a phase, and what follows ---
 
     def _close(self, now: float) -> list[Action]:
         """The phase ends here, by the last report or by the deadline."""
         state = self.state
         late = collecting.let_go(state.collecting, state.round)
         state.silent, state.timers = state.collecting.waiting, {}
-        judged = self._judge(now) if state.phase == "training" else []
+        judged = rounds.judge(self.campaign, now) if state.phase == "training" else []
         state.collecting = collecting.end(state.collecting)
         match state.phase:
             case "training":
@@ -455,147 +287,36 @@ class Cloud:
         return []
 
     def _close_training(self, now: float) -> list[Action]:
-        """Two-phase aggregation: global parts over all that reported, cluster parts over their cluster."""
+        """After a round: the end, an evaluation where one is due, or the next round."""
         state = self.state
-        fresh, unprotected = averaging.two_phases(
-            state.reports, self.method, state.assignment, state.parts, self.blobs, self.federation
-        )
-        took = [report.took for report in state.reports.values() if report.weight]
-        if took:  # a void round does not tell how long a round takes
-            state.seconds = [*state.seconds, max(took)][-collecting.HISTORY :]
-        state.void, state.voids = not fresh, 0 if fresh else state.voids + 1
-        if state.void and self._counts_updates_alone:
-            state.unused += 1
-        summary = summaries.of_training(state, now)
-        published = generations.advance(state, self.method, fresh)
-        closed = [
-            *published,
-            *(Log("kept", name, state.round, {"why": why}) for name, why in sorted(unprotected.items())),
-            Log("aggregated", "", state.round, generations.hashes(self.state) | {"void": not fresh}),
-            *self._tell(summary),
-        ]
-        state.reports = {}
-        federation = self.federation
-        to_sweep = self.method.reassigns and linucb.due(
-            self._round_in_campaign(), federation.rounds, federation.assignment.every
-        )
-        if self.has_given_up and not self.continuing:
+        closed = rounds.close(self.campaign, now)
+        if self.campaign.has_given_up and not self.continuing:
             state.phase = "finished"
             gave_up = Log("gave up", "", state.round, {"void": state.voids})
             return [*closed, gave_up, *self._release(), self.status("finished")]
-        moves = not (state.void and self._counts_updates_alone)
-        if moves and (to_sweep or state.round >= self.last_round):
-            return [*closed, *self._evaluate(now)]
+        if evaluation.is_due(self.campaign):
+            return [*closed, *evaluation.begin(self.campaign, now)]
         released = [] if state.void else self._release()  # a void round leaves the models as they were
         return [*closed, *released, *self._go_on(now)]
 
-    # --- evaluation, sweep, end ---
-
-    def _evaluate(self, now: float) -> list[Action]:
-        """M * K forward passes at the sites: the loss of every cluster's served model."""
-        state, federation = self.state, self.federation
-        last = state.round >= self.last_round
-        assignment = self.state.assignment
-        asked = sites.to_evaluate(federation, state)
-        state.phase, state.began, state.scores, state.traffic = "evaluating", now, {}, (0, 0)
-        limit = federation.deadlines.evaluation_deadline_s
-        state.timers = {}
-        self._collect(collecting.begin(state.collecting, now + limit, asked), now)
-        sends: list[Action] = []
-        for gateway in asked:
-            clusters = [assignment[gateway]] if last else range(self.method.clusters)
-            task = site_tasks.evaluation(self.method, state, clusters, limit)
-            sends.append(Send(Channel("task", gateway), task, task_key(gateway)))
-        begun = [Log("evaluation", "", state.round, {"asked": list(asked), "last": last}), *sends]
-        return [*begun, self.status("evaluating")]
-
-    def _scores(self, gateway: str, scores: GatewayScores, size: int, now: float) -> list[Action]:
-        state = self.state
-        if collecting.has_counted(state.collecting, "evaluate", gateway, _counted(scores)):
-            return [self._receipt(gateway, "evaluate", scores.round, True)]
-        try:
-            gate.admit_site_scores(state, gateway, scores, self.method.clusters)
-        except gate.Refused as refusal:
-            return self._refuse(gateway, "evaluate", scores.round, str(refusal), now)
-        state.scores[gateway] = scores.scores
-        up, down = state.traffic
-        state.traffic = (up + scores.traffic.up + size, down + scores.traffic.down)
-        line = Log("scored", gateway, scores.round, {"answered": scores.answered, "bytes": size})
-        restoration.prove(state, gateway)
-        self._collect(collecting.count(state.collecting, "evaluate", gateway, _counted(scores)), now)
-        return [Settle(task_key(gateway)), self._receipt(gateway, "evaluate", scores.round, True), line]
-
     def _close_evaluation(self, now: float) -> list[Action]:
-        state, federation = self.state, self.federation
-        assert state.clustering is not None
-        last = state.round >= self.last_round
-        before, moved = state.assignment, dict[str, int]()
-        actions: list[Action] = []
-        if not last:
-            evaluated = evaluations(state.scores, before, self.method.clusters)
-            clustering, decisions = sweep(
-                federation, self.method, state.clustering, evaluated, self._round_in_campaign(), state.scores
-            )
-            moved.update({d.server: d.chosen for d in decisions if d.chosen != d.previous})
-            actions = [
-                Log(
-                    "sweep",
-                    d.server,
-                    state.round,
-                    decision_detail(d, evaluated.get(d.server), state.scores.get(d.server, {})),
-                )
-                for d in decisions
-            ]
-            if federation.method.cluster_start == "warm":
-                actions += generations.warm(state, start_warm(self.method, before, decisions))
-            state.clustering, state.placed = clustering, True
-        actions += self._tell(summaries.of_evaluation(state, now, before, moved))
-        state.scores = {}
-        if last:
-            state.phase = "finished"
-            return [
-                *actions,
-                Log("finished", "", state.round, generations.hashes(self.state)),
-                *self._release(),
-                self.status("finished"),
-                *self._continue(now),
-            ]
-        return [*actions, *self._release(), *self._go_on(now)]
-
-    # --- campaigns ---
-
-    @property
-    def last_round(self) -> int:
-        """T in the first campaign; rounds are counted on in the next ones. Void rounds come on top."""
-        return self._rounds_before() + self.federation.rounds
-
-    @property
-    def _counts_updates_alone(self) -> bool:
-        """In a fleet void rounds do not use up a campaign; a laboratory has the paper's number."""
-        return self.federation.evaluation == "holdout"
-
-    @property
-    def has_given_up(self) -> bool:
-        """So many rounds in a row were void that more of them promise nothing."""
-        return self._counts_updates_alone and self.state.voids >= max(VOIDS_LEAST, self.federation.rounds)
-
-    def _round_in_campaign(self) -> int:
-        """t: 1 in the first round of every campaign, T in the last; 0 before the first one."""
-        return self.state.round - self._rounds_before()
-
-    def _rounds_before(self) -> int:
-        """How many came before this campaign, and those in it that were void."""
-        after = self.state.campaign_after
-        before = self.federation.rounds * (self.state.campaign - 1) if after is None else after
-        return before + self.state.unused
+        """After an evaluation: the next round, or the end of the campaign."""
+        closed = evaluation.close(self.campaign, now)
+        if self.state.round < self.campaign.last_round:
+            return [*closed, *self._release(), *self._go_on(now)]
+        self.state.phase = "finished"
+        return [
+            *closed,
+            Log("finished", "", self.state.round, generations.hashes(self.state)),
+            *self._release(),
+            self.status("finished"),
+            *self._continue(now),
+        ]
 
     def _continue(self, now: float) -> list[Action]:
-        """A fleet has no last round: the next campaign goes on with parts, arms and posteriors."""
         if not self.continuing:
             return []
-        self.state.campaign += 1
-        self.state.campaign_after, self.state.unused = self.state.round, 0
-        return [Log("campaign", "", self.state.round, {"number": self.state.campaign}), *self._go_on(now)]
+        return [campaign.begin_next(self.state), *self._go_on(now)]
 
     def _go_on_after_restart(self, now: float) -> list[Action]:
         renewed: list[Action] = []
@@ -604,18 +325,16 @@ class Cloud:
         again = [*renewed, *self._release_again()]
         if self.state.phase != "finished":
             return again
-        if self.has_given_up:  # whoever starts it again has mended something
+        if self.campaign.has_given_up:  # whoever starts it again has mended something
             self.state.voids = 0
             return [*again, *self._go_on(now)]
-        if self.state.round < self.last_round:  # more rounds than when it ended
+        if self.state.round < self.campaign.last_round:  # more rounds than when it ended
             return [
                 *again,
                 Log("longer", "", self.state.round, {"rounds": self.federation.rounds}),
                 *self._go_on(now),
             ]
         return [*again, *self._continue(now)]
-
-    # --- releases ---
 
     def _release(self) -> list[Action]:
         if self.signer is None or not releasing.is_due(self.state, self.federation):
@@ -627,19 +346,3 @@ class Cloud:
         if self.signer is None:
             return []
         return releasing.again(self.state) or (self._release() if self.state.phase == "finished" else [])
-
-    # --- for people ---
-
-    def _tell(self, summary: RoundSummary) -> list[Action]:
-        self.state.last = summary
-        detail: dict[str, Any] = msgspec.to_builtins(summary)
-        return [Log("summary", summary.phase, summary.round, detail), self.status(self.state.phase)]
-
-    def _receipt(self, gateway: str, kind: str, round: int, accepted: bool, reason: str = "") -> Send:
-        receipt = Receipt(kind=kind, round=round, accepted=accepted, reason=reason[:400])
-        return Send(Channel("receipt", gateway), receipt)
-
-
-def _counted(report: GatewayUpdate | GatewayScores) -> tuple[str, int]:
-    """What is counted exactly once per gateway, whatever the link repeats."""
-    return (report.instance, report.round)

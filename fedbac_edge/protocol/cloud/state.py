@@ -143,3 +143,9 @@ class CloudState(msgspec.Struct, kw_only=True):
     def assignment(self) -> dict[str, int]:
         """pi: site -> cluster, of every site that ever took part."""
         return {} if self.clustering is None else self.clustering.assignment
+
+    @property
+    def opened(self) -> tuple[str, int] | None:
+        """(kind, round) of the open phase: "train" or "evaluate"."""
+        kind = {"training": "train", "evaluating": "evaluate"}.get(self.phase)
+        return None if kind is None else (kind, self.round)

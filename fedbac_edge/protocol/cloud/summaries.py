@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from fedbac_edge.protocol.cloud.state import CloudState
+from fedbac_edge.protocol.events import Log
 from fedbac_edge.protocol.messages import GatewayUpdate, RoundSummary, SiteSummary
 from fedbac_edge.vocabulary.terms import NO_SCORE
 
@@ -63,3 +66,8 @@ def of_evaluation(
         down_bytes=state.traffic[1],
         reassigned=dict(moved),
     )
+
+
+def line(summary: RoundSummary) -> Log:
+    """For the ledger."""
+    return Log("summary", summary.phase, summary.round, msgspec.to_builtins(summary))
