@@ -15,13 +15,13 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 ABOUT: dict[str, str] = {
     "name": "Letters, digits, '.', '_' and '-'. Every topic of this federation carries it.",
-    "seed": "Of every draw: initial weights, selection, batches. Same seed and roster, same result.",
+    "seed": "Seeds every draw: initial weights, selection, batches. Same seed and roster, same result.",
     "rounds": "Rounds of training; a final evaluation follows the last one.",
-    "eligibility": '"online": whoever is there takes part. "roster": exactly the devices under [gateways],\n'
-    "present or not: results are the same bit by bit.",
+    "eligibility": '"online": every device that is there takes part. "roster": exactly the devices under\n'
+    "[gateways], present or not: results are the same bit by bit.",
     "evaluation": '"holdout": the bandits learn from samples that devices keep out of training.\n'
     '"test": from test data at the gateways, as in the paper; for the laboratory only.',
-    "[model]": "The network, what goes in and what comes out. Every device must agree.",
+    "[model]": "The network, its input and its output. Every device must agree.",
     "model.architecture": '"lenet", "lenet-wide" with twice the weights, "resnet8" (for\n'
     'colour images and a GPU), "resnet8-slim" with a quarter of its channels, or your\n'
     'own: "module:factory".',
@@ -34,11 +34,11 @@ ABOUT: dict[str, str] = {
     "[method]": "Which networks exist and how they are averaged.",
     "method.name": '"fedbac": a global network plus one per cluster. "hierfavg": one network for all.\n'
     '"ifca": one per cluster and none shared. "fed-cam": like fedbac, the two trained in turn.\n'
-    '"local": every site for itself. "hassle": for devices of which some or most have no labels.',
+    '"local": every site for itself. "hassle": for fleets in which some or most devices have no labels.',
     "method.clusters": "Number of clusters; 0 means one per gateway under [gateways].",
     "method.initial": 'Where sites begin: "round-robin" over the clusters, all in a "single" one, or each\n'
     'where its loss is smallest ("argmin").',
-    "method.places": "Where the kind of sites is known, the cluster that each begins in, for example\n"
+    "method.places": "If you know the kinds of your sites: the cluster that each begins in, for example\n"
     '{ gw1 = 0, gw2 = 0, gw3 = 1 }; with assignment.method = "fixed" it stays there.',
     "method.cluster_start": 'First weights of the cluster networks: one "common" draw, one draw "each", or\n'
     '"warm": a cluster that is entered for the first time copies the network of the one left.',
@@ -49,16 +49,16 @@ ABOUT: dict[str, str] = {
     "training.learning_rate": "In the first round.",
     "training.learning_rate_decay": "Factor from one round to the next.",
     "training.learning_rate_floor": "It never falls below this, unless it starts there.",
-    "training.momentum": "Of SGD; starts at zero in every round.",
-    "training.weight_decay": "On all networks.",
+    "training.momentum": "Momentum of SGD; it starts at zero in every round.",
+    "training.weight_decay": "Applies to all networks.",
     "training.clip_norm": "Largest length of the gradient over all networks together.",
     "training.cluster_l2": "lambda of lambda * ||K||^2, on the cluster's network only.",
     "training.threads": "CPU threads for training. Part of the result: sums depend on their order.",
-    "training.backend": 'How it is computed: "auto" takes the fastest that a device has\n'
-    '("compiled", "fused", "reference"). Same results bit by bit need the same everywhere.',
+    "training.backend": 'The training path: "auto" takes the fastest that a device has\n'
+    '("compiled", "fused", "reference"). Equal bits need the same path everywhere.',
     "training.unlabelled": 'Samples without a label: "ignore" them, or "pseudo": the served model labels\n'
     "them and the device trains on them too. The method hassle has its own way.",
-    "training.confidence": 'Of "pseudo": labels that are less probable are not trained on; 0: all are.',
+    "training.confidence": '"pseudo": devices do not train on labels less probable than this; 0: on all.',
     "[selection]": "Which devices a gateway asks in a round.",
     "selection.method": '"thompson": the ones that helped before, by Thompson sampling. "random": any.',
     "selection.participation": "Share of a gateway's devices that is asked, rounded down, at least one:\n"
@@ -67,20 +67,20 @@ ABOUT: dict[str, str] = {
     "selection.credit": 'A round\'s change counts as won or lost ("hard"), or in proportion ("soft").',
     "[assignment]": "Which cluster a site belongs to.",
     "assignment.method": '"linucb": a contextual bandit moves sites. "argmin": to the smallest loss.\n'
-    '"merge": alike clusters are put together, from initial = "round-robin" on (fedbac+).\n'
+    '"merge": similar clusters are merged, from initial = "round-robin" on (fedbac+).\n'
     '"fixed": they stay where they began.',
     "assignment.every": "Rounds between two sweeps over the sites.",
     "assignment.alpha": "How much the bandit explores.",
     "assignment.arms": 'One linear model per cluster ("disjoint"), or one for all ("shared").',
     "assignment.reward": 'What a cluster is rewarded with: "accuracy", or "accuracy-change".',
-    "assignment.margin": '"argmin": a site moves if the best loss is below so many times its own.',
-    "assignment.confidence": '"merge": another network is clearly worse above so many standard deviations',
-    "assignment.tolerance": "and above such a factor of the loss; it makes no difference below both.",
+    "assignment.margin": '"argmin": a site moves if the best loss is below this share of its own.',
+    "assignment.confidence": '"merge": another network is clearly worse above this many standard deviations',
+    "assignment.tolerance": "and above this factor of the loss; it makes no difference below both.",
     "assignment.moves": '"merge": sites move to a network when their own is clearly worse.',
     "assignment.merges": '"merge": clusters become one when their networks make no difference.',
     "assignment.live_counts": "Cluster sizes follow the moves within a sweep, so that sites do not herd.",
     "[deadlines]": "When a round closes, in seconds, and what an update must pass.",
-    "deadlines.min_updates": "Below so many updates a gateway's round does not count.",
+    "deadlines.min_updates": "With fewer updates a gateway's round does not count.",
     "deadlines.gather_s": "How long the first round waits for the roster.",
     "deadlines.deadline_min_s": "A round lasts twice the 90th percentile of earlier ones: at least this ...",
     "deadlines.deadline_max_s": "... and at most this. The first round takes ten times the lower bound.",
@@ -89,7 +89,7 @@ ABOUT: dict[str, str] = {
     "[wire]": "How updates travel.",
     "wire.encoding": '"float32": all bits. "float16": half the bytes, steps are rounded.\n'
     '"int8": a quarter of the bytes; what a step loses is kept and added to the next one.',
-    "[robust]": "How each tier averages, when some of those who send may be hostile or broken.",
+    "[robust]": "How each tier averages when some senders may be hostile or broken.",
     "robust.edge": 'Over the devices of a gateway: "mean", "clip" (long steps are shortened),\n'
     '"trimmed-mean" and "median" (of each weight), "multi-krum" (only the updates closest to each other).',
     "robust.edge_clip_norm": 'Of "clip": the longest step; 0: the median of the round\'s.',
@@ -100,9 +100,9 @@ ABOUT: dict[str, str] = {
     "[releases]": "New models for the devices that serve (fedbac-agent serve).",
     "releases.every": "Rounds between two releases; 0: only one, at the end.",
     "releases.key": "Public half of the key that signs them; the private half stays with the cloud.\n"
-    "Empty: the cloud makes a key when it first starts. Devices never believe what stands here.",
-    "releases.keep": "Models that stay with the broker, to go back to: the newest and those before it.",
-    "[hassle]": "Of the method hassle alone: two dual networks and their compact residuals.",
+    "Empty: the cloud makes a key when it first starts. Devices never trust this setting.",
+    "releases.keep": "How many models stay with the broker to go back to: the newest and those before it.",
+    "[hassle]": "For the method hassle alone: two dual networks and their compact residuals.",
     "hassle.gamma": "How strongly either dual network is drawn to the other one; 0: not at all.",
     "hassle.residual_weight": "Weight of labels and pseudo-labels in a residual's loss.",
     "hassle.tau_s": "Temperature at which the supervised network's residual is distilled ...",
@@ -111,15 +111,15 @@ ABOUT: dict[str, str] = {
     "hassle.residual_weight_decay": "On the residuals; training.weight_decay is the dual networks'.",
     "hassle.residual_width": "Sixteenths of the dual networks' channels.",
     "hassle.teacher": 'A residual learns from the other "dual" network, or from that "with-residual".',
-    "hassle.confidence": "Pseudo-labels that are less probable are not trained on; 0: all are.",
+    "hassle.confidence": "Devices do not train on pseudo-labels less probable than this; 0: on all.",
     "hassle.align_residuals": "false: without residuals.",
     "hassle.pairing": 'Pseudo-labels are those of the networks that a device downloads ("download"), or\n'
     'of residuals trained in the round before, as in the "paper": they and the duals then take turns.',
     "[gateways]": 'Gateways and their devices, for example: gw1 = ["dev-1", "dev-2"]\n'
-    "An empty list: whoever joins there; else nobody but those. No gateway at all: whichever comes.\n"
+    "With an empty list any device may join there, else only those listed. Without gateways any may come.\n"
     "The first round waits for every gateway listed here. Both can change while the federation runs.",
 }
-"""Setting -> what a person should know; one entry for each setting, which a test holds it to."""
+"""Setting -> what a person should know. A test checks that each setting has one entry."""
 
 
 def render(federation: Federation) -> str:
