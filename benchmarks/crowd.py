@@ -46,7 +46,7 @@ from fedbac_edge.node.runtime import Inbox, Runtime, opened_store
 from fedbac_edge.node.store import Store, StoreError
 from fedbac_edge.parts.part import Schema, pack, unpack
 from fedbac_edge.protocol.cloud.state import CloudState
-from fedbac_edge.protocol.device import Profile
+from fedbac_edge.protocol.device.state import Profile
 from fedbac_edge.protocol.events import AnyJob, Evaluated, Event, Trained, TrainJob
 from fedbac_edge.protocol.messages import RoundSummary, Spec
 from fedbac_edge.vocabulary.terms import Score

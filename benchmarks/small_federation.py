@@ -30,7 +30,7 @@ from fedbac_edge.node import assemble
 from fedbac_edge.node.store import Store
 from fedbac_edge.parts.part import Part, unpack
 from fedbac_edge.protocol.cloud.state import CloudState
-from fedbac_edge.protocol.device import Profile
+from fedbac_edge.protocol.device.state import Profile
 from fedbac_edge.protocol.events import Event, Job, Trained
 from fedbac_edge.protocol.messages import RoundSummary, Spec
 from fedbac_edge.settings.federation import (

@@ -27,7 +27,8 @@ from fedbac_edge.models.catalog import architecture
 from fedbac_edge.models.description import UnknownArchitecture
 from fedbac_edge.node import assemble
 from fedbac_edge.node.runtime import Inbox, Runtime, Stopped
-from fedbac_edge.protocol.device import Device, DeviceState, Profile
+from fedbac_edge.protocol.device.machine import Device
+from fedbac_edge.protocol.device.state import DeviceState, Profile
 from fedbac_edge.protocol.events import DataRead
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.settings import live

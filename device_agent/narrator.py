@@ -13,7 +13,8 @@ from typing import Protocol
 
 from fedbac_edge.node import stalls
 from fedbac_edge.node.node import Node
-from fedbac_edge.protocol.device import Device, DeviceState
+from fedbac_edge.protocol.device.machine import Device
+from fedbac_edge.protocol.device.state import DeviceState
 from fedbac_edge.protocol.events import Action, Event, Log, Received, Send, Work
 from fedbac_edge.protocol.messages import GatewayStatus, TrainTask
 from fedbac_edge.vocabulary.terms import PartRef

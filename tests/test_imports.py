@@ -11,7 +11,7 @@ HEAVY = ("torch", "scipy", "onnx", "matplotlib")
 MODULES = {
     "the cloud and the gateway": "fedbac_edge.node.assemble, fedbac_edge.node.runtime, fedbac_edge.node.node",
     "the state machines": "fedbac_edge.protocol.cloud.machine, fedbac_edge.protocol.gateway.machine, "
-    "fedbac_edge.protocol.device",
+    "fedbac_edge.protocol.device.machine",
     "methods, bandits, aggregation": "fedbac_edge.methods, fedbac_edge.bandits.linucb, "
     "fedbac_edge.bandits.thompson, fedbac_edge.parts.aggregation, fedbac_edge.federation_file.reading",
     "the broker": "broker.wire, broker.memory, broker.mqtt, broker.topics, broker.embedded, broker.mosquitto",

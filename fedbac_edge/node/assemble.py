@@ -19,7 +19,8 @@ from fedbac_edge.protocol import collecting, messages
 from fedbac_edge.protocol.cloud.machine import Cloud
 from fedbac_edge.protocol.cloud.releasing import Signer
 from fedbac_edge.protocol.cloud.state import CloudState
-from fedbac_edge.protocol.device import Device, DeviceState, Profile
+from fedbac_edge.protocol.device.machine import Device
+from fedbac_edge.protocol.device.state import DeviceState, Profile
 from fedbac_edge.protocol.gateway.machine import Gateway
 from fedbac_edge.protocol.gateway.state import GatewayState
 from fedbac_edge.protocol.serving import Serving, ServingState

@@ -16,7 +16,7 @@ from fedbac_edge.learning.jobs import perform
 from fedbac_edge.node import assemble
 from fedbac_edge.node.store import Store
 from fedbac_edge.protocol.cloud.state import CloudState
-from fedbac_edge.protocol.device import DeviceState, Profile
+from fedbac_edge.protocol.device.state import DeviceState, Profile
 from fedbac_edge.protocol.events import Event, Job
 from fedbac_edge.protocol.gateway.state import GatewayState
 from fedbac_edge.protocol.messages import Spec

@@ -18,7 +18,7 @@ import pytest
 from device_agent.recovery import opened_or_new
 from device_agent.voice import Voice
 from fedbac_edge.node.store import Store, StoreDamaged
-from fedbac_edge.protocol.device import DeviceState
+from fedbac_edge.protocol.device.state import DeviceState
 
 if TYPE_CHECKING:
     from tests.field.conftest import Fleet

@@ -34,7 +34,7 @@ from fedbac_edge.parts.encodings import NAMES, Encoding, decode, encode
 from fedbac_edge.parts.part import Part, PartError, has_variances, is_statistic, pack, unpack
 from fedbac_edge.parts.robust import Rule, combine
 from fedbac_edge.protocol.cloud.state import CloudState
-from fedbac_edge.protocol.device import Profile
+from fedbac_edge.protocol.device.state import Profile
 from fedbac_edge.protocol.events import Event, Job
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.settings.federation import Federation

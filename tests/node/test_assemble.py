@@ -10,7 +10,7 @@ from fedbac_edge.federation_file import reading
 from fedbac_edge.node import assemble
 from fedbac_edge.node.store import Store, StoreError
 from fedbac_edge.protocol.cloud.machine import Cloud
-from fedbac_edge.protocol.device import DeviceState, Profile
+from fedbac_edge.protocol.device.state import DeviceState, Profile
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.settings.federation import Federation
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from fedbac_edge.parts.part import pack
-from fedbac_edge.protocol.device import ANSWER, Device, DeviceState, Profile
+from fedbac_edge.protocol.device.machine import Device
+from fedbac_edge.protocol.device.state import ANSWER, DeviceState, Profile
 from fedbac_edge.protocol.events import (
     DataRead,
     Evaluated,

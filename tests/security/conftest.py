@@ -25,7 +25,7 @@ from fedbac_edge.node.node import Node
 from fedbac_edge.node.runtime import Runtime
 from fedbac_edge.node.store import LedgerLine, Store
 from fedbac_edge.parts.part import pack, unpack
-from fedbac_edge.protocol.device import Profile
+from fedbac_edge.protocol.device.state import Profile
 from fedbac_edge.protocol.events import Evaluated, Event, Job, Trained, TrainJob
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.randomness import generator

@@ -32,7 +32,7 @@ from fedbac_edge.node.node import Node
 from fedbac_edge.node.store import Store
 from fedbac_edge.parts.part import digest
 from fedbac_edge.protocol.cloud.machine import Cloud
-from fedbac_edge.protocol.device import Profile
+from fedbac_edge.protocol.device.state import Profile
 from fedbac_edge.protocol.events import Event, Job, JobFailed, TrainJob
 from fedbac_edge.protocol.messages import Spec
 from fedbac_edge.randomness import generator

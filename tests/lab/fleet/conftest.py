@@ -16,7 +16,7 @@ from fedbac_edge.node import assemble
 from fedbac_edge.node.store import LedgerLine, Store
 from fedbac_edge.protocol.cloud.machine import Cloud
 from fedbac_edge.protocol.cloud.state import CloudState
-from fedbac_edge.protocol.device import DeviceState, Profile
+from fedbac_edge.protocol.device.state import DeviceState, Profile
 from fedbac_edge.protocol.events import Event, Job, Trained
 from fedbac_edge.protocol.gateway.state import GatewayState
 from fedbac_edge.protocol.messages import Spec

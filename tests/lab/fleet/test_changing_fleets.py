@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fedbac_edge.protocol.device import Device
+from fedbac_edge.protocol.device.machine import Device
 from fedbac_edge.protocol.events import Channel, Log, Received
 from fedbac_edge.protocol.messages import GatewayTask, TrainTask
 
