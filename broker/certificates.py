@@ -91,7 +91,7 @@ def create_authority(folder: Path, hosts: Sequence[str]) -> None:
     pair = authority_pair(folder)
     if pair.exists:
         raise KeysError(
-            f"{folder} holds an authority already, and a new one would lock out everybody who has a "
+            f"{folder} holds an authority already, and a new one would lock out every client with a "
             f"certificate of it: use it (fedbac keys issue NAME), or give another --dir"
         )
     key = ec.generate_private_key(ec.SECP256R1())

@@ -56,13 +56,13 @@ def check_exposure(host: str, *, closed: bool, encrypted: bool) -> None:
         return
     if not closed:
         raise BrokerError(
-            f"a broker at {host} without a password file or client certificates would let in whoever reaches "
-            f"that address: give one of them, listen on 127.0.0.1, or allow it explicitly (--insecure)"
+            f"a broker at {host} without a password file or client certificates would let in any client that "
+            f"reaches that address: give one of them, listen on 127.0.0.1, or allow it (--insecure)"
         )
     if not encrypted:
         raise BrokerError(
             f"at {host} others can reach this broker, and read passwords and models in plain text: "
-            f"give it certificates, listen on 127.0.0.1, or allow it explicitly (--insecure)"
+            f"give it certificates, listen on 127.0.0.1, or allow it (--insecure)"
         )
 
 

@@ -154,7 +154,7 @@ class Answerer:
         if not topic:
             return "a question came without a response topic"
         if any(sign in topic for sign in "+#\0") or topic.startswith("$"):
-            return f"a question named the response topic {topic[:80]!r}, on which nobody can publish"
+            return f"a question named the response topic {topic[:80]!r}, on which a device cannot publish"
         if topic.startswith(self._root) and not topic.startswith(self._answers):
             return f"a question named the response topic {topic[:80]!r}; use one below {self._answers}"
         return ""

@@ -63,7 +63,7 @@ _NAME = _option(
 _STATE = _option(
     "--state",
     metavar="DIR",
-    help="Where identity and progress are kept. Default: /var/lib/fedbac/device for root, else "
+    help="Folder for identity and progress. Default: /var/lib/fedbac/device for root, else "
     "~/.local/state/fedbac/device; with --name: .../devices/NAME.",
 )
 _FEDERATION = _option("--federation", metavar="NAME", help="Needed only when the broker holds more than one.")
@@ -111,13 +111,13 @@ _CONFIG = click.option(
 @_KEY
 @_CLIENT_ID
 @_option("--resize", is_flag=True, help="Scale pictures of another size instead of refusing them.")
-@_option("--strict", is_flag=True, help="Refuse damaged pictures instead of passing them over.")
+@_option("--strict", is_flag=True, help="Refuse damaged pictures instead of skipping them.")
 @_JSON
 @_CONFIG
 def join(config: Path | None, json: bool, **chosen: Any) -> None:
     """Join a federation at a gateway, train when asked, and stay until Ctrl-C or SIGTERM.
 
-    A flag goes before its FEDBAC_* variable, a variable before the file, the file before the default.
+    A flag overrides its FEDBAC_* variable, a variable overrides the file, and the file the default.
 
     \b
     Example:
@@ -126,7 +126,7 @@ def join(config: Path | None, json: bool, **chosen: Any) -> None:
       fedbac-agent join --edge gw1 --data train-images-idx3-ubyte.gz --broker mqtt://gateway.local
       FEDBAC_EDGE=gw1 FEDBAC_DATA=samples.npz fedbac-agent join --name kitchen
 
-    Exit code 0 when it was told to leave, 1 when it had to, 2 when it cannot join like this.
+    Exit code 0: told to stop. 1: had to stop. 2: cannot join with these options or data.
     """
     try:
         wanted = settings.checked(**chosen)
@@ -167,7 +167,7 @@ def serve(config: Path | None, json: bool, **chosen: Any) -> None:
       fedbac-agent serve --edge gw1 --broker mqtt://gateway.local --release-key federation.release.pub
       fedbac-agent infer photo.png
 
-    Exit code 0 when it was told to leave, 1 when it had to, 2 when it cannot serve like this.
+    Exit code 0: told to stop. 1: had to stop. 2: cannot serve with these options.
     """
     try:
         wanted = settings.checked_for_serving(**chosen)

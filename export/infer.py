@@ -55,7 +55,7 @@ def infer(
     as_json: bool,
     fit: bool,
 ) -> None:
-    """Name what is in images: PATHS are image files, .npy arrays of raw pixels, or folders of them.
+    """Classify images: PATHS are image files, .npy arrays of raw pixels, or folders of them.
 
     \b
     Example:

@@ -11,7 +11,7 @@ from fedbac_edge.commands.options import FILE
 
 
 @click.command()
-@click.option("--state", type=FILE, required=True, help="The folder where the cloud remembers.")
+@click.option("--state", type=FILE, required=True, help="The cloud's state folder.")
 @click.option(
     "--to",
     type=FILE,
@@ -39,18 +39,18 @@ def backup(state: Path, to: Path) -> None:
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--state", type=FILE, required=True, help="The folder where the cloud remembers.")
+@click.option("--state", type=FILE, required=True, help="The cloud's state folder.")
 def restore(file: Path, state: Path) -> None:
     """Put a backup in the place of the cloud's state, and move the former state aside.
 
-    Stop the cloud before, and start it as always afterwards. It goes on from the round of the backup as a
+    Stop the cloud first, and start it as always afterwards. It goes on from the round of the backup as a
     new generation of its instance: gateways, devices that train and devices that serve follow it.
 
     \b
     Example:
       fedbac restore /media/backups/photos-round-21.sqlite --state runs/photos
 
-    Exit code 2 when the backup is damaged or is none, or when the cloud still runs.
+    Exit code 2 when the file is damaged or is no backup, or when the cloud still runs.
     """
     with explained():
         from fedbac_edge.node import backups

@@ -40,7 +40,7 @@ def _listener_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--key", type=FILE, help="Key of --cert (PEM)."),
         click.option("--cert", type=FILE, help="The broker's certificate (PEM): TLS."),
         click.option("--ca", type=FILE, help="Authority of the certificates (PEM)."),
-        click.option("--acl-file", type=FILE, help="Mosquitto: who may read and write which topics."),
+        click.option("--acl-file", type=FILE, help="Mosquitto: read and write rights per user and topic."),
         click.option("--password-file", type=FILE, help="Mosquitto: made with mosquitto_passwd."),
         click.option("--port", type=click.IntRange(1, 65535), help="[default: 1883, with certificates 8883]"),
         click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
@@ -58,9 +58,7 @@ def _listener_options(function: Callable[..., None]) -> Callable[..., None]:
     help="auto: Mosquitto when it is installed.",
 )
 @click.option("--state", type=FILE, default=Path("runs/broker"), show_default=True, help="Its files and log.")
-@click.option(
-    "--federation", "file", type=FILE, help="Mosquitto: let in the users of this roster, nobody else."
-)
+@click.option("--federation", "file", type=FILE, help="Mosquitto: let in only the users of this roster.")
 @_listener_options
 def run(
     kind: Any,
@@ -88,7 +86,9 @@ def run(
         if file is not None:
             given.update(_access(state, file, keys, others, given), **_sized_for(file))
         elif keys is not None or others:
-            raise Misconfigured("--keys and --user need --federation, whose roster says who may do what")
+            raise Misconfigured(
+                "--keys and --user need --federation: its roster sets the rights of each user"
+            )
         brokers.run(kind, host, port or _port(given), state, stop, insecure=insecure, **given)
 
 
@@ -120,7 +120,7 @@ def config(
     others: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Print a commented mosquitto.conf, or write it with the files that say who may do what.
+    """Print a commented mosquitto.conf, or write it with the files that set each user's rights.
 
     \b
     Example:
@@ -142,7 +142,7 @@ def config(
         given = _mosquitto_options(**options)
         if out is not None:
             if file is None:
-                raise Misconfigured("--out needs --federation, whose roster says who may do what")
+                raise Misconfigured("--out needs --federation: its roster sets the rights of each user")
             if not insecure:  # before anything is written
                 check_exposure(host, closed=True, encrypted=keys is not None or "tls" in given)
             given.update(_access(out, file, keys, others, given))
@@ -160,7 +160,7 @@ def config(
 @broker.command()
 @click.argument("name")
 @broker_options
-@click.option("--force", is_flag=True, help="Even when its cloud says that it is online.")
+@click.option("--force", is_flag=True, help="Clear it even if its cloud says that it is online.")
 @click.option("--timeout", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds.")
 def forget(
     name: str,
@@ -171,7 +171,7 @@ def forget(
     force: bool,
     timeout: float,
 ) -> None:
-    """Clear every retained topic of the federation NAME, which is over, so that nobody finds it any more.
+    """Clear every retained topic of the federation NAME, which is over, so that no process finds it any more.
 
     Stores are not touched: a cloud, gateway or device that runs, or is started again, publishes anew.
 

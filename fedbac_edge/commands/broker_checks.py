@@ -202,7 +202,7 @@ def self_test(talk: Conversation, name: str, user: str, spec: Spec | None) -> li
     if not plan.answers:
         return [Check("access", "ok", said)]
     if test.unheard:
-        found = f"{said}; what it may read could not be tried, since nobody is online to answer"
+        found = f"{said}; what it may read could not be tried, since no peer is online to answer"
         return [Check("access", "unknown", found, f"start {'the cloud' if device is None else gateway}")]
     return [Check("access", "ok", f"{said} and read what is sent to it")]
 

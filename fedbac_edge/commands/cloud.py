@@ -41,9 +41,9 @@ def cloud() -> None:
 @cloud.command()
 @click.option("--federation", "file", type=FILE, default=Path("federation.toml"), show_default=True)
 @broker_options
-@click.option("--state", type=FILE, help="Where the cloud remembers.  [default: runs/<federation>]")
+@click.option("--state", type=FILE, help="The cloud's state folder.  [default: runs/<federation>]")
 @click.option(
-    "--continue", "continuing", is_flag=True, help="After the last round begin another campaign, on and on."
+    "--continue", "continuing", is_flag=True, help="After the last round begin another campaign, without end."
 )
 @ledger_option
 @json_option("One JSON object per line and round.")
@@ -58,7 +58,7 @@ def run(
     ledger_rounds: int,
     as_json: bool,
 ) -> None:
-    """Hold the rounds of a federation; ends when the last one is evaluated, or never with --continue.
+    """Run the rounds of a federation; ends when the last one is evaluated, or never with --continue.
 
     Stopped (SIGTERM, Ctrl-C: exit code 0) or killed at any point, the same command goes on from there.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def data() -> None:
-    """Fetch the data sets that the field compares itself on.
+    """Fetch the data sets on which the field compares its methods.
 
     \b
     Example:
@@ -32,7 +32,7 @@ def data() -> None:
 @data.command("list")
 @json_option("One JSON object.")
 def listing(as_json: bool) -> None:
-    """List the data sets: their size, and where they lie on this machine.
+    """List the data sets: their size, and where they are on this machine.
 
     \b
     Example:
@@ -65,11 +65,17 @@ def listing(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--to", type=FILE, metavar="DIR", help="Folder. [default: where `simulate` looks for it]")
 @click.option("--from", "mirror", metavar="URL", help="A folder that holds the same files, over HTTP.")
-@click.option("--retries", type=click.IntRange(0), default=5, show_default=True, help="In a row, in vain.")
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=5,
+    show_default=True,
+    help="Failed tries in a row before it gives up.",
+)
 def get(name: str, to: Path | None, mirror: str | None, retries: int) -> None:
     """Fetch the data set NAME, file by file, each held to the published size and SHA-256.
 
-    Stopped or cut off, it goes on where it was when the same command is given again. Where a data set lies
+    If it is stopped or cut off, give the same command again: it goes on from there. Where a data set lies
     below: FEDBAC_DATASETS, or ~/.local/share/fedbac.
 
     \b
@@ -86,7 +92,7 @@ def get(name: str, to: Path | None, mirror: str | None, retries: int) -> None:
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise click.UsageError(f"--from {mirror}: give an address that begins with http:// or https://")
     if to is None and (found := official.find(name)) is not None:
-        click.echo(f"{name} lies in {found}")
+        click.echo(f"{name} is in {found}")
         return
     try:
         with explained(), _showing() as view:
@@ -94,7 +100,7 @@ def get(name: str, to: Path | None, mirror: str | None, retries: int) -> None:
             _get(known, folder, [mirror] if mirror else known.sources, retries, view)
     except KeyboardInterrupt:
         raise Failed("stopped; what has come is kept, the same command goes on") from None
-    click.echo(f"{name} lies in {known.at(folder)}")
+    click.echo(f"{name} is in {known.at(folder)}")
 
 
 def _get(

@@ -65,7 +65,7 @@ def demo(
     labels: float,
     **options: Any,
 ) -> None:
-    """Run broker, cloud, 2 gateways and 8 agents as processes on Fashion-MNIST, and judge what they learn.
+    """Run broker, cloud, 2 gateways and 8 agents as processes on Fashion-MNIST, and test what they learn.
 
     \b
     Example:

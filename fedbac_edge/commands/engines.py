@@ -27,7 +27,7 @@ def engine_options(command: F) -> F:
             type=click.Choice(["local", "ray"]),
             default="local",
             show_default=True,
-            help="Where they run: on this machine, or on a Ray cluster ('fedbac-edge[ray]').",
+            help="Where workers run: on this machine, or on a Ray cluster ('fedbac-edge[ray]').",
         ),
         click.option("--workers", type=click.IntRange(1), help="Processes. [default: one per usable core]"),
     ):

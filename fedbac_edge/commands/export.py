@@ -26,17 +26,15 @@ if TYPE_CHECKING:
     show_default=True,
     help="Raw pixels (normalisation inside the model), or normalised floats.",
 )
-@click.option("--part-logits", is_flag=True, help="Also what each part adds to the logits.")
+@click.option("--part-logits", is_flag=True, help="Also output what each part adds to the logits.")
 @click.option(
     "--int8",
     "holdout",
     type=FILE,
     help="Labelled images: 8-bit weights where they lose at most 0.5 points on these and are faster here.",
 )
-@click.option(
-    "--view", default="", help="Another of the method's models than the one that is served: SM, UM."
-)
-@click.option("--torchscript", is_flag=True, help="Beside each ONNX file the same as TorchScript (torch).")
+@click.option("--view", default="", help="Export another of the method's models than the served one: SM, UM.")
+@click.option("--torchscript", is_flag=True, help="Also write each model as TorchScript (torch).")
 def export(
     state: Path,
     out: Path,

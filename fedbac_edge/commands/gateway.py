@@ -34,7 +34,7 @@ def gateway() -> None:
 @click.argument("name")
 @broker_options
 @click.option("--federation", help="Its name.  [default: the one that the broker knows]")
-@click.option("--state", type=FILE, help="Where the gateway remembers.  [default: runs/<federation>]")
+@click.option("--state", type=FILE, help="The gateway's state folder.  [default: runs/<federation>]")
 @ledger_option
 def run(
     name: str,
@@ -223,7 +223,7 @@ def sentence(line: LedgerLine) -> str:
             )
         case "selected":
             how = "drawn" if detail["warm_up"] else "ranked by their posteriors"
-            return f"round {line.round}: asked {', '.join(detail['asked']) or 'nobody'} ({how})"
+            return f"round {line.round}: asked {', '.join(detail['asked']) or 'no device'} ({how})"
         case "accepted":
             return (
                 f"round {line.round}: {line.subject} answered, {detail['samples']} samples in "

@@ -31,7 +31,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     type=click.Choice(PRESET_NAMES),
     default="fleet",
     show_default=True,
-    help="Where to begin from.",
+    help="Preset to begin from.",
 )
 @click.option(
     "--data", type=FILE, help="Take classes, image size, mean and std from these: photos/<class>/*, or .npz."
@@ -40,7 +40,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     "--size",
     metavar="WxH",
     callback=_size,
-    help="With --data: scale pictures to so many pixels, for example 32x32; devices then join with --resize.",
+    help="With --data: scale pictures to this size, for example 32x32; devices then join with --resize.",
 )
 @click.option(
     "--from",
@@ -49,7 +49,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
     help="Begin with the weights and settings of another federation: its cloud's --state, or what `fedbac "
     "export` wrote.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.pass_context
 def init(
     context: click.Context,

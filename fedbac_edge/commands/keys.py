@@ -43,14 +43,16 @@ _days = click.option("--days", type=click.IntRange(1, 3650), help="How long it i
     multiple=True,
     help="Name or IP address by which clients reach the broker.  [default: this machine's name]",
 )
-@click.option("--federation", "file", type=FILE, help="Issue for everybody on its roster, too.")
+@click.option(
+    "--federation", "file", type=FILE, help="Issue for every gateway and device on its roster, too."
+)
 @click.option(
     "--user", "others", multiple=True, help="Issue for this one, too: a gateway, or GATEWAY/DEVICE."
 )
 def init(folder: Path, hosts: tuple[str, ...], file: Path | None, others: tuple[str, ...]) -> None:
     """Make an authority, the broker's certificate, and those of the cloud and the observer.
 
-    Whoever has the folder's ca.key can let anybody in: keep it where the certificates are made.
+    Anyone with the folder's ca.key can issue valid certificates: keep it where you make them.
 
     \b
     Example:
@@ -67,7 +69,9 @@ def init(folder: Path, hosts: tuple[str, ...], file: Path | None, others: tuple[
         for user in users:
             certificates.issue(folder, user)
         click.echo(f"made an authority in {folder}, with certificates for the broker and {len(users)} users")
-        click.echo(f"keep {certificates.authority_pair(folder).key} safe: it can let anybody in")
+        click.echo(
+            f"keep {certificates.authority_pair(folder).key} safe: it can issue a certificate for any name"
+        )
         for gateway in [name for name, devices in roster.items() if not devices]:
             click.echo(
                 f"{gateway} lists no devices; for each: fedbac keys issue {gateway}/NAME --dir {folder}"

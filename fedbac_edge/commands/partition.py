@@ -45,8 +45,8 @@ POSITIVE = click.IntRange(1)
 )
 @labels_option("With --annotation: samples that keep their label, 0.1 or 10%.  [default: 0.1]", default=None)
 @click.option("--alpha", type=float, help="With --annotation: smaller: devices differ more.  [default: 0.1]")
-@click.option("--samples", type=POSITIVE, help="Draw only so many training samples.")
-@click.option("--test-samples", type=POSITIVE, help="Draw only so many test samples.")
+@click.option("--samples", type=POSITIVE, help="Use only this many training samples.")
+@click.option("--test-samples", type=POSITIVE, help="Use only this many test samples.")
 @click.option("--allow-tiny", is_flag=True, help="Accept sites with fewer than 100 test samples.")
 @click.option("--resize", is_flag=True, help="Scale pictures of another size, as `fedbac-agent join` does.")
 @click.option("--out", type=FILE, required=True, help="Folder to write; an earlier partition is replaced.")
@@ -69,9 +69,9 @@ def partition(
     resize: bool,
     **options: Any,
 ) -> None:
-    """Cut a data set over gateways and devices by the two-level Dirichlet split.
+    """Split a data set over gateways and devices by the two-level Dirichlet split.
 
-    With --annotation it is cut over all devices at once, some labels are left out, and the devices are
+    With --annotation it is split over all devices at once, some labels are left out, and the devices are
     dealt to the gateways one by one.
 
     \b

@@ -23,11 +23,11 @@ from fedbac_edge.commands.options import FILE, json_option
     multiple=True,
     default=(0.8,),
     show_default=True,
-    help="Accuracy for rounds and bytes to target; may repeat.",
+    help="Accuracy for rounds and bytes to target; may be repeated.",
 )
 @json_option("Figures as JSON; nothing is written unless --out is given.")
 def report(runs: tuple[Path, ...], out: Path | None, targets: tuple[float, ...], as_json: bool) -> None:
-    """Report on runs of `fedbac simulate` and `fedbac semi`, and on fleets; finished or going on.
+    """Report on runs of `fedbac simulate` and `fedbac semi`, and on fleets; finished or running.
 
     Writes report.html (one file, pictures inside), report.md with its pictures beside it, and rounds.csv:
     accuracy over rounds, clusters over rounds, final figures over seeds beside the paper's, rounds and bytes

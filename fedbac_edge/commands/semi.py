@@ -25,28 +25,34 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("method", required=False, metavar="[METHOD]")
 @click.option("--data", default="fashion-mnist", show_default=True, help="A name of `fedbac data list`.")
-@click.option("--path", type=FILE, help="Where it lies, unless it is found.")
+@click.option("--path", type=FILE, help="Path of the data set, if it is not found.")
 @click.option("--architecture", default="lenet", show_default=True, help="A model of the catalogue.")
 @labels_option("Samples with a label: 0.1 or 10%.")
-@click.option("--setting", default="default", show_default=True, help="Who has labels: default, PL, LPL ...")
+@click.option(
+    "--setting", default="default", show_default=True, help="Which clients have labels: default, PL, LPL ..."
+)
 @click.option("--alpha", type=float, default=0.1, show_default=True, help="Smaller: clients differ more.")
 @click.option("--clients", type=click.IntRange(1, 9999), default=20, show_default=True)
-@click.option("--selected", type=click.IntRange(1), default=8, show_default=True, help="Drawn in each round.")
+@click.option(
+    "--selected", type=click.IntRange(1), default=8, show_default=True, help="Clients drawn in each round."
+)
 @click.option("--rounds", type=click.IntRange(1), default=200, show_default=True)
-@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Local ones.")
+@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Local epochs.")
 @click.option("--batch-size", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--learning-rate", type=float, default=0.1, show_default=True)
 @click.option("--momentum", type=float, default=0.9, show_default=True)
 @click.option(
     "--clip-norm",
     type=float,
-    help="Bound of the gradient's norm; 0: none. [default: 1 for LeNets, which collapse without, else none]",
+    help="Bound of the gradient's norm; 0: none. [default: 1 for LeNets, which collapse without it]",
 )
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of every draw.")
-@click.option("--samples", type=click.IntRange(1), help="Draw only so many training samples.")
-@click.option("--test-samples", type=click.IntRange(1), help="Draw only so many test samples.")
-@click.option("--holdout", is_flag=True, help="Judge on a tenth of the training data: for choosing settings.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="The method's own; may repeat.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seeds every draw.")
+@click.option("--samples", type=click.IntRange(1), help="Use only this many training samples.")
+@click.option("--test-samples", type=click.IntRange(1), help="Use only this many test samples.")
+@click.option("--holdout", is_flag=True, help="Test on a tenth of the training data: for choosing settings.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method; may be repeated."
+)
 @engine_options
 @click.option("--out", type=FILE, metavar="DIR", help="The run's folder. [default: runs/DATA-METHOD-seedN]")
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped.")

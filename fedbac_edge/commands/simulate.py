@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--method", metavar="NAME", help="fedbac, fixed, single, random, hierfavg, ifca ...")
 @click.option("--participation", type=click.FloatRange(0, 1, min_open=True), help="Share of devices asked.")
 @click.option("--rounds", type=click.IntRange(1), help="Rounds of training.")
-@click.option("--seed", type=click.IntRange(0), help="Of every draw, the partition's included.")
+@click.option("--seed", type=click.IntRange(0), help="Seeds every draw, including the partition.")
 @click.option("--servers", type=click.IntRange(1, 999), help="Another number of gateways than the preset's.")
 @click.option("--clients", type=click.IntRange(1, 9999), help="Another number of devices at each.")
 @click.option(
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     type=click.Choice(["per-server", "per-class", "planted", "annotation"]),
     help="How data are cut.",
 )
-@click.option("--data", type=FILE, metavar="PATH", help="The data set; known ones are looked for.")
+@click.option("--data", type=FILE, metavar="PATH", help="Path of the data set; known ones are found by name.")
 @click.option("--faults", default="", metavar="LIST", help="For example drop=0.1,crash=0.02,delay=0.5.")
-@click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any setting; may repeat.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any setting; may be repeated."
+)
 @click.option("--allow-tiny", is_flag=True, help="Accept servers with under 100 test samples.")
 @click.option("--resize", is_flag=True, help="Scale pictures of another size, as `fedbac-agent join` does.")
 @engine_options

@@ -96,7 +96,7 @@ def mixture(setting: str, clients: int, share: float) -> Mixture:
     if found.full + found.partial + found.unlabelled != clients or found.partial < 0:
         raise AnnotationError(f"{setting} speaks of other clients than the {clients} that there are")
     if found.full + found.partial == 0:
-        raise AnnotationError(f"{setting}: nobody would have a label")
+        raise AnnotationError(f"{setting}: no client would have a label")
     return found
 
 

@@ -225,7 +225,7 @@ def _begin(partial: _Partial, status: int, headers: Message, url: str, view: Vie
     if start != partial.size:
         if start:
             partial.drop()
-            raise _Passing(f"{_host(url)} went on at byte {start:,}, which nobody asked for")
+            raise _Passing(f"{_host(url)} went on at byte {start:,}, which was not requested")
         view.note(f"{_host(url)} cannot go on in the middle: from the beginning")
         partial.drop()
         view.at(0)

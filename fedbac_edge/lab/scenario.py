@@ -85,7 +85,9 @@ def check(scenario: Scenario) -> Scenario:
         if cut.groups is not None:
             raise ScenarioError("cut.groups belongs to the form 'planted', not to 'annotation'")
         if cut.unlabelled_devices:
-            raise ScenarioError("cut.unlabelled_devices: an annotation split says itself who has labels")
+            raise ScenarioError(
+                "cut.unlabelled_devices: an annotation split itself decides which devices have labels"
+            )
     elif (cut.annotation, cut.labelled) != (PLAIN.annotation, PLAIN.labelled):
         raise ScenarioError(
             f"cut.annotation and cut.labelled belong to the form 'annotation', not to {cut.form!r}: "

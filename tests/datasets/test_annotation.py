@@ -134,7 +134,7 @@ def test_clients_are_dealt_to_gateways_one_by_one(tenth: Annotation, tmp_path: P
     [
         ({"setting": "XL"}, "no annotation setting is called 'XL'; there are: default, PL"),
         ({"setting": "1/2/3"}, "other clients than the 20"),
-        ({"setting": "0/0/20"}, "nobody would have a label"),
+        ({"setting": "0/0/20"}, "no client would have a label"),
         ({"share": 0.0}, "a share lies in"),
         ({"share": 1.5}, "a share lies in"),
         ({"alpha": 0.0}, "alpha is above zero"),

@@ -58,7 +58,7 @@ def test_get_list_and_where_the_others_look(
 
     done = runner.invoke(cli, ["data", "get", "mnist"])
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[-1] == f"mnist lies in {home / 'mnist'}"
+    assert done.output.splitlines()[-1] == f"mnist is in {home / 'mnist'}"
     assert sorted(path.name for path in (home / "mnist").iterdir()) == sorted(names)
     assert official.locate("mnist") == home / "mnist"
     listed = json.loads(runner.invoke(cli, ["data", "list", "--json"]).output)
@@ -70,7 +70,7 @@ def test_get_list_and_where_the_others_look(
     assert str(home / "mnist" / "train-images-idx3-ubyte.gz") in found.output
 
     before = len(server.asked)
-    assert runner.invoke(cli, ["data", "get", "mnist"]).output == f"mnist lies in {home / 'mnist'}\n"
+    assert runner.invoke(cli, ["data", "get", "mnist"]).output == f"mnist is in {home / 'mnist'}\n"
     assert len(server.asked) == before
 
 
@@ -87,7 +87,7 @@ def test_a_mirror_and_a_folder_of_ones_own(
     assert "Error: no connection to 127.0.0.1:1" in failed.output
     done = CliRunner().invoke(cli, [*command, "--from", server.url])
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[-1] == f"cifar100 lies in {place / 'cifar-100-binary.tar.gz'}"
+    assert done.output.splitlines()[-1] == f"cifar100 is in {place / 'cifar-100-binary.tar.gz'}"
 
 
 def test_the_official_hash_is_asked_for(server: Faults, home: Path) -> None:
@@ -140,7 +140,7 @@ def test_fashion_mnist_of_the_system_needs_no_download() -> None:
     if not official.DEBIAN.is_dir():
         pytest.skip("Debian's package is not installed")
     done = CliRunner().invoke(cli, ["data", "get", "fashion-mnist"])
-    assert done.output == f"fashion-mnist lies in {official.DEBIAN}\n"
+    assert done.output == f"fashion-mnist is in {official.DEBIAN}\n"
 
 
 def test_fashion_mnist_that_was_fetched_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,9 @@ class Observer:
             if self._journal.has(summary.round, summary.phase):
                 continue
             if newest - summary.round > 1:
-                raise PoolError(f"metrics.jsonl lacks round {summary.round}, whose models are gone")
+                raise PoolError(
+                    f"metrics.jsonl lacks round {summary.round}, and the models of that round are gone"
+                )
             self._note(summary, *generations[1 - (newest - summary.round)])
         self.finish()
         self._seen = cloud.state.last
