@@ -20,6 +20,7 @@ COMMANDS = {
     "broker": "fedbac_edge.commands.broker:broker",
     "cloud": "fedbac_edge.commands.cloud:cloud",
     "gateway": "fedbac_edge.commands.gateway:gateway",
+    "device": "fedbac_edge.commands.device:device",
     "release": "fedbac_edge.commands.release:release",
     "status": "fedbac_edge.commands.status:status",
     "backup": "fedbac_edge.commands.backup:backup",

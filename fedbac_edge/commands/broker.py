@@ -180,12 +180,12 @@ def forget(
       fedbac broker forget orchard --broker mqtt://broker.local
     """
     with explained():
-        from broker.topics import check_name
+        from broker.topics import ROOT, check_name
         from fedbac_edge.commands.forgetting import Conversation
 
         check_name(name, "federation")
         url = address(broker, ca, cert, key)
-        with Conversation(url, name, timeout) as talk:
+        with Conversation(url, f"{ROOT}/{name}/#", timeout) as talk:
             found = talk.remains()
             if not found.names:
                 raise Failed(f"the broker at {url} holds nothing of a federation {name!r}")

@@ -1,4 +1,4 @@
-"""What `fedbac broker forget` does: every retained topic of a federation that is over is cleared."""
+"""What `fedbac broker forget` and `fedbac device forget` do: retained topics are read, then cleared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUIET_S = 1.0
 
 @dataclass
 class Remains:
-    """What a broker keeps of a federation: its retained topics, and who says that he is there."""
+    """What a broker keeps below a filter: its retained topics, and who says that he is there."""
 
     names: set[str] = field(default_factory=set)
     online: set[str] = field(default_factory=set)
@@ -45,10 +45,10 @@ class Remains:
 
 
 class Conversation:
-    """A short connection on which a federation is read and then cleared."""
+    """A short connection on which what is retained below `filter` is read and then cleared."""
 
-    def __init__(self, url: BrokerUrl, federation: str, timeout: float) -> None:
-        self._url, self._root, self._timeout = url, f"{topics.ROOT}/{federation}/#", timeout
+    def __init__(self, url: BrokerUrl, filter: str, timeout: float) -> None:
+        self._url, self._root, self._timeout = url, filter, timeout
         self._inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
         name = f"fedbac-forget-{secrets.token_hex(6)}"
         self._bus = MqttBus(url, name, self._inbox, session_expiry=0, receive_maximum=100)
@@ -80,6 +80,13 @@ class Conversation:
 
     def clear(self, names: set[str]) -> None:
         """Clear these retained topics. Raises Failed with what the broker refused."""
+        self._publish(names, b"", retain=True)
+
+    def tell(self, topic: str, payload: bytes) -> None:
+        """Say something that is not kept. Raises Failed with what the broker refused."""
+        self._publish({topic}, payload, retain=False)
+
+    def _publish(self, names: set[str], payload: bytes, *, retain: bool) -> None:
         waiting = dict(enumerate(sorted(names), start=1))
         refused: dict[str, str] = {}
 
@@ -90,12 +97,12 @@ class Conversation:
                     refused[topic] = event.refused
 
         for token, topic in list(waiting.items()):
-            self._bus.publish(topic, b"", retain=True, token=token)
+            self._bus.publish(topic, payload, retain=retain, token=token)
         self._listen(take, lambda: not waiting, 0.0)
         if refused:
             topic, why = min(refused.items())
             raise Failed(
-                f"the broker refused to clear {len(refused)} topics, {topic} among them: {why}; "
+                f"the broker refused {len(refused)} messages, on {topic} among them: {why}; "
                 "connect as the cloud's user"
             )
 

@@ -249,6 +249,8 @@ def sentence(line: LedgerLine) -> str:
             return f"round {line.round}: {detail['answered']} devices scored the clusters"
         case "unlisted":
             return f"{line.subject} is not on the list of this gateway's devices, and is not asked"
+        case "forgotten":
+            return f"{line.subject} was forgotten: all that was learned about it is dropped"
         case "setting":
             return f"from the next round on: {Change(line.subject, detail['before'], detail['after'])}"
         case "unusable spec":

@@ -97,7 +97,7 @@ def gateway(
         topics.spec(federation): (messages.Spec,),
         topics.edge(federation, name, "task"): (messages.GatewayTask, messages.GatewayEvaluation),
         topics.edge(federation, name, "receipt"): (messages.Receipt,),
-        topics.device_filter(federation, name, "status"): (messages.DeviceStatus,),
+        topics.device_filter(federation, name, "status"): (messages.DeviceStatus, messages.Forgotten),
         topics.device_filter(federation, name, "reply"): (messages.TaskReply, messages.Missing),
         topics.device_filter(federation, name, "update"): (messages.DeviceUpdate, messages.DeviceScores),
     }

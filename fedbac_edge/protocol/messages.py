@@ -69,6 +69,10 @@ class DeviceStatus(Message, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hardware: Text = ""
 
 
+class Forgotten(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="forgotten"):
+    """Not retained, on a device's status topic: it is gone for good. An operator's word, not the device's."""
+
+
 class GatewayStatus(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gateway-status"):
     """Retained on the gateway's status topic. `ready`: its members are there, a round can start."""
 

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from broker import topics
+from broker import topics, wire
 from broker.bus import BusEvent
 from broker.mosquitto import find_mosquitto
 from broker.mqtt import MqttBus
@@ -25,6 +25,7 @@ from broker.url import BrokerUrl
 from fedbac_edge.cli import cli
 from fedbac_edge.federation_file.template import render
 from fedbac_edge.node.store import Store
+from fedbac_edge.protocol.messages import DeviceStatus
 from fedbac_edge.settings.federation import Federation
 
 TINY = """
@@ -282,6 +283,41 @@ def test_a_gateway_that_leaves_before_it_found_anything(start: Start, tmp_path: 
     gateway.wait_for("waiting: no federation")
     assert gateway.end(signal.SIGINT) == 0
     assert "stopped before a federation was found" in gateway.log.read_text()
+
+
+def test_a_device_that_is_gone_for_good_is_forgotten(
+    start: Start, runner: CliRunner, tmp_path: Path, mosquitto: str, federation: str
+) -> None:
+    """The broker keeps nothing of it, and its gateway drops what it had learned."""
+    Path(federation).write_text(TINY.replace("gw1 = []", 'gw1 = ["d1"]'))
+    run = ("cloud", "run", "--federation", federation, "--broker", mosquitto, "--state", str(tmp_path / "c"))
+    start(*run)
+    gateway = start("gateway", "run", "gw1", "--broker", mosquitto, "--state", str(tmp_path / "g"))
+    gateway.wait_for("0 of 1 devices online")
+    forget = ["device", "forget", "d1", "--broker", mosquitto]
+    nothing = runner.invoke(cli, forget)
+    assert nothing.exit_code == 1
+    assert "holds nothing of a device 'd1'" in nothing.output
+    inbox: queue.SimpleQueue[BusEvent] = queue.SimpleQueue()
+    device = MqttBus(BrokerUrl.parse(mosquitto), "d1", inbox, back_off=0.05)
+    device.start()
+    topic = topics.device("tiny", "gw1", "d1", "status")
+    device.publish(topic, wire.encode(DeviceStatus(state="online", session=1, samples=9)), retain=True)
+    gateway.wait_for("1 of 1 devices online")
+    refused = runner.invoke(cli, forget)
+    assert refused.exit_code == 1
+    assert "d1 is online" in refused.output
+    device.publish(topic, wire.encode(DeviceStatus(state="offline", session=1)), retain=True)
+    device.close(5)
+    done = runner.invoke(cli, forget)
+    assert done.exit_code == 0, done.output
+    assert "cleared 1 retained topics of d1 at gw1 in tiny" in done.output
+    gateway.wait_for("d1 was forgotten")
+    assert runner.invoke(cli, forget).exit_code == 1
+    assert gateway.end() == 0
+    with contextlib.closing(Store(tmp_path / "g" / "gateway-gw1.sqlite")) as store:
+        state = msgspec.msgpack.decode(store.read("machine") or b"")
+    assert "d1" not in state["members"]
 
 
 def test_a_federation_that_is_over_is_forgotten(

@@ -9,9 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedbac_edge.bandits.thompson import Posterior
 from fedbac_edge.lab.presets import preset
 from fedbac_edge.parts.part import digest, pack, unpack
-from fedbac_edge.protocol.events import Evaluated, Fetched, JobFailed, Keep, Resend, Send, Settle, Started
+from fedbac_edge.protocol.events import (
+    Evaluated,
+    Fetched,
+    JobFailed,
+    Keep,
+    Log,
+    Resend,
+    Send,
+    Settle,
+    Started,
+)
 from fedbac_edge.protocol.gateway import gate, norm_gate
 from fedbac_edge.protocol.gateway.machine import GRACE_S, Gateway
 from fedbac_edge.protocol.gateway.state import REPORT
@@ -20,6 +31,7 @@ from fedbac_edge.protocol.messages import (
     DeviceStatus,
     DeviceUpdate,
     EvaluateTask,
+    Forgotten,
     GatewayEvaluation,
     GatewayScores,
     GatewayStatus,
@@ -541,6 +553,26 @@ def test_a_device_that_comes_back_gets_its_task_again_at_once(site: Site) -> Non
     assert site.bench.of(Resend) == [Resend("task:d1")]
     site.status("d1", session=2)
     assert site.bench.of(Resend) == [], "a repeated hello asks for nothing"
+
+
+def test_a_device_that_is_gone_for_good_is_forgotten(site: Site) -> None:
+    """Its posterior and all else go, the open round does not wait for it, and nobody is ready without it."""
+    site.state.posteriors["d1"] = Posterior(5.0, 2.0)
+    site.state.last_update["d1"] = site.state.refusals["d1"] = 3
+    site.state.unrewarded = ("d1", "d2")
+    site.task()
+    site.bench.receive(Forgotten(), "status", "gw1", "d1")
+    assert site.bench.of(Settle) == [Settle("task:d1")]
+    assert [(line.kind, line.subject, line.round) for line in site.bench.of(Log)] == [("forgotten", "d1", 1)]
+    assert [message.ready for message in site.bench.said(GatewayStatus)] == [False]
+    state = site.state
+    assert state.collecting.waiting == ("d2",)
+    for learned in (state.members, state.posteriors, state.last_update, state.refusals):
+        assert "d1" not in learned
+    assert state.unrewarded == ("d2",)
+    assert site.bench.receive(Forgotten(), "status", "gw1", "d1") == [], "it is not known any more"
+    site.status("d1")
+    assert site.state.members["d1"].online, "one of this name may come again"
 
 
 def test_readiness_is_told_when_it_changes(bench: Any, federation_of: Any) -> None:

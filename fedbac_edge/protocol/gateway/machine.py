@@ -41,6 +41,7 @@ from fedbac_edge.protocol.messages import (
     DeviceScores,
     DeviceStatus,
     DeviceUpdate,
+    Forgotten,
     GatewayEvaluation,
     GatewayStatus,
     GatewayTask,
@@ -122,6 +123,8 @@ class Gateway:
                 return self._specify(spec)
             case Received(message=DeviceStatus() as status):
                 return self._presence(event.channel.device, status, now)
+            case Received(message=Forgotten()):
+                return self._forget(event.channel.device, now)
             case Received(message=GatewayTask() | GatewayEvaluation() as task):
                 return self._take(task, now)
             case Received(message=TaskReply() as reply):
@@ -210,6 +213,17 @@ class Gateway:
         if restarted and not roster.is_listed(self.name, self.state, device):
             return [Log("unlisted", device, 0)]
         return [*again, *self._readiness()]
+
+    def _forget(self, device: str, now: float) -> list[Action]:
+        """It is gone for good; one of this name that comes later is a new one."""
+        state, dropped = self.state, []
+        if not roster.forget(state, device):
+            return []
+        if device in state.collecting.waiting:
+            answers.collect(state, collecting.decline(state.collecting, device), now)
+            dropped = [Settle(task_key(device))]
+        opened = 0 if state.task is None else state.task.round
+        return [*dropped, Log("forgotten", device, opened), *self._readiness()]
 
     def _readiness(self) -> list[Action]:
         if roster.is_ready(self.name, self.state) == self.state.announced:

@@ -41,6 +41,18 @@ def hear(state: GatewayState, device: str, status: DeviceStatus) -> bool:
     return restarted
 
 
+def forget(state: GatewayState, device: str) -> bool:
+    """Drop all that was learned about a device; False when it was not known.
+
+    What has counted in the open round stays counted: the averages already stand on it.
+    """
+    known = device in state.members or device in state.posteriors
+    for learned in (state.members, state.posteriors, state.last_update, state.refusals):
+        learned.pop(device, None)
+    state.unrewarded = tuple(name for name in state.unrewarded if name != device)
+    return known
+
+
 def is_reachable(state: GatewayState, device: str) -> bool:
     """With a roster presence changes nothing; in an open fleet only who is online is asked."""
     federation = state.federation
