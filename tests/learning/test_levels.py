@@ -17,7 +17,7 @@ import numpy as np
 from fedbac_edge.learning.local import train_jointly
 from fedbac_edge.vocabulary.training import LocalTraining, Normalisation
 from fedbac_edge.models.catalog import LeNet
-from fedbac_edge.parts import pack
+from fedbac_edge.parts.part import pack
 
 rng = np.random.default_rng(1)
 model = LeNet()
