@@ -54,6 +54,7 @@ from fedbac_edge.protocol.messages import (
     Taken,
 )
 from fedbac_edge.settings.federation import Federation
+from fedbac_edge.settings.round_rules import by_rules
 from fedbac_edge.vocabulary.terms import PartRef
 
 GRACE_S = 60.0
@@ -111,6 +112,12 @@ class Cloud:
         """How far the campaign is."""
         return Campaign(self.federation, self.method, self.state, self.blobs)
 
+    @property
+    def open_round(self) -> Campaign:
+        """The same for the open round, which closes by the rules that it began with."""
+        federation = by_rules(self.federation, self.state.rules)
+        return Campaign(federation, self.method, self.state, self.blobs)
+
     # --- events ---
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -141,7 +148,7 @@ class Cloud:
             case Received(message=Taken() as taken):
                 return self._taken(event.channel.gateway, taken, now)
             case Received(message=GatewayUpdate() as update):
-                return rounds.take_report(self.campaign, event.channel.gateway, update, event.size, now)
+                return rounds.take_report(self.open_round, event.channel.gateway, update, event.size, now)
             case Received(message=GatewayScores() as scores):
                 return evaluation.take_scores(self.campaign, event.channel.gateway, scores, event.size, now)
             case Received(message=Missing() as missing):
@@ -277,7 +284,7 @@ class Cloud:
         state = self.state
         late = collecting.let_go(state.collecting, state.round)
         state.silent, state.timers = state.collecting.waiting, {}
-        judged = rounds.judge(self.campaign, now) if state.phase == "training" else []
+        judged = rounds.judge(self.open_round, now) if state.phase == "training" else []
         state.collecting = collecting.end(state.collecting)
         match state.phase:
             case "training":
@@ -289,7 +296,7 @@ class Cloud:
     def _close_training(self, now: float) -> list[Action]:
         """After a round: the end, an evaluation where one is due, or the next round."""
         state = self.state
-        closed = rounds.close(self.campaign, now)
+        closed = rounds.close(self.open_round, now)
         if self.campaign.has_given_up and not self.continuing:
             state.phase = "finished"
             gave_up = Log("gave up", "", state.round, {"void": state.voids})

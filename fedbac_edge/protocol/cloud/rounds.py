@@ -19,6 +19,7 @@ from fedbac_edge.protocol.events import Action, Channel, Keep, Log, Send, Settle
 from fedbac_edge.protocol.gateway import gate, norm_gate
 from fedbac_edge.protocol.messages import GatewayTask, GatewayUpdate
 from fedbac_edge.settings.federation import Federation
+from fedbac_edge.settings.round_rules import rules_of
 from fedbac_edge.vocabulary.training import LocalTraining
 
 
@@ -43,7 +44,7 @@ def begin(campaign: Campaign, asked: tuple[str, ...], now: float) -> list[Action
     """The next round: every asked gateway gets the parts of its cluster."""
     state, federation = campaign.state, campaign.federation
     state.phase, state.round, state.began = "training", state.round + 1, now
-    state.reports = {}
+    state.reports, state.rules = {}, rules_of(federation)
     limit = collecting.adaptive(
         state.seconds,
         federation.deadlines.deadline_min_s,

@@ -10,6 +10,7 @@ from fedbac_edge.bandits import linucb
 from fedbac_edge.protocol.collecting import Collecting
 from fedbac_edge.protocol.events import ReleaseJob
 from fedbac_edge.protocol.messages import RoundSummary, SiteSummary
+from fedbac_edge.settings.round_rules import RoundRules
 from fedbac_edge.signing.manifest import Vector
 from fedbac_edge.vocabulary.terms import PartRef, Score
 
@@ -136,6 +137,8 @@ class CloudState(msgspec.Struct, kw_only=True):
     releases: list[Release] = []
     """The latest ones, in order."""
     building: ReleaseJob | None = None
+    rules: RoundRules | None = None
+    """What the latest round began with, whatever has changed since."""
     build_again: bool = False
     """A release became due while one was being built: the next one follows at once."""
 

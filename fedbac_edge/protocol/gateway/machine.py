@@ -53,6 +53,7 @@ from fedbac_edge.protocol.messages import (
 )
 from fedbac_edge.settings import live
 from fedbac_edge.settings.federation import Federation
+from fedbac_edge.settings.round_rules import rules_of
 from fedbac_edge.vocabulary.terms import PartRef
 
 GRACE_S = 30.0
@@ -245,7 +246,7 @@ class Gateway:
             if task == state.task:
                 return [self._taken(task)]
         dropped = [Settle(task_key(device)) for device in state.collecting.waiting]
-        state.task, state.began = task, now
+        state.task, state.began, state.rules = task, now, rules_of(state.spec.federation)
         state.collecting = collecting.begin(state.collecting, now + task.deadline_s)
         state.answers, state.scores = {}, {}
         state.received = state.sent = 0

@@ -13,6 +13,7 @@ from fedbac_edge.protocol.collecting import Collecting
 from fedbac_edge.protocol.gateway.feedback import Feedback
 from fedbac_edge.protocol.messages import GatewayEvaluation, GatewayTask, Spec
 from fedbac_edge.settings.federation import Federation
+from fedbac_edge.settings.round_rules import RoundRules, by_rules
 from fedbac_edge.vocabulary.terms import Score
 
 Phase = Literal["idle", "fetching", "training", "scoring", "evaluating", "reported"]
@@ -89,11 +90,13 @@ class GatewayState(msgspec.Struct, kw_only=True):
     """The round of that model: a reward is the change from one round to the next, and never spans more."""
     announced: bool = False
     """The readiness that the cloud was told last."""
+    rules: RoundRules | None = None
+    """What the latest task began with, whatever has changed since."""
 
     @property
     def federation(self) -> Federation | None:
-        """What the federation is, once the specification has come."""
-        return None if self.spec is None else self.spec.federation
+        """What the federation is, once the specification has come; its rules are those of the latest task."""
+        return None if self.spec is None else by_rules(self.spec.federation, self.rules)
 
     @property
     def opened(self) -> tuple[str, int] | None:

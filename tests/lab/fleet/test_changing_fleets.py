@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from fedbac_edge.protocol.device.machine import Device
 from fedbac_edge.protocol.events import Channel, Log, Received
@@ -48,6 +49,31 @@ def test_a_setting_changes_with_the_next_round_on_all_tiers(build: Build, settin
         "selection.participation",
     }
     assert {line.subject for line in fleet.ledger("gw1", "setting")} >= {"training.learning_rate", "rounds"}
+
+
+@pytest.mark.parametrize("tier", ["edge", "cloud"])
+def test_the_open_round_closes_by_the_settings_that_it_began_with(
+    build: Build, settings: Build, tier: str
+) -> None:
+    """The change is heard before the answers are there; it counts from the next round on."""
+    rule = {tier: "clip", f"{tier}_clip_norm": 1e-6}
+    quiet, changed = build(settings(rounds=4)), build(settings(rounds=4))
+    assert quiet.run()
+    assert changed.run_to_round(2)
+    change(changed, robust=msgspec.structs.replace(changed.federation.robust, **rule))
+    assert changed.run()
+    if tier == "edge":
+        (heard,) = [line for line in changed.ledger("gw1", "setting") if line.subject == "robust.edge"]
+        (closed,) = changed.ledger("gw1", "closed", 2)
+        assert heard.id < closed.id, "or this test shows nothing"
+    (restarted,) = [line for line in changed.ledger("cloud", "setting") if line.subject == f"robust.{tier}"]
+    assert restarted.id < changed.ledger("cloud", "aggregated", 2)[0].id
+    models = [
+        [fleet.ledger("cloud", "aggregated", round)[0].detail for round in (1, 2, 3)]
+        for fleet in (quiet, changed)
+    ]
+    assert models[0][:2] == models[1][:2]
+    assert models[0][2] != models[1][2], "and from the next round on it counts"
 
 
 def test_more_devices_are_asked_when_the_share_grows(build: Build, settings: Build) -> None:
