@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedbac_edge.node.runtime import opened_store
-from fedbac_edge.node.store import SCHEMA_VERSION, Store, StoreError
+from fedbac_edge.node.store import Store, StoreError
+from fedbac_edge.node.store_file import SCHEMA_VERSION
 
 
 @pytest.fixture
