@@ -103,7 +103,7 @@ class Data:
 def describe(
     setting: Setting, seed: int, wire: WireTable | None = None, robust: RobustTable | None = None
 ) -> Federation:
-    """Fed-BAC with one cluster per gateway that stays; everybody is asked; no norm gate."""
+    """Fed-BAC with one cluster per gateway that stays; all are asked; no norm gate."""
     return reading.check(
         Federation(
             name="small",

@@ -1,4 +1,4 @@
-"""Who may say and read what: users, their rights, and the files from which Mosquitto learns them.
+"""Rights: the users, what each may publish and read, and the files from which Mosquitto learns them.
 
     user            publishes                                    reads
     cloud           everything of its federation                 everything of its federation
@@ -15,10 +15,10 @@ So a model is asked by its device's own user, by its gateway and by the cloud, a
 `answer/` and its own user name. An operator's orders to the cloud are given as the cloud.
 
 A device's user carries its gateway, so it cannot be taken for a gateway, nor for a device of another one:
-no name holds a '/'. Nobody's will lies outside of what he may publish: it is his status.
+no name holds a '/'. No will is outside its user's rights: it is the user's status.
 
 Mosquitto grants every subscription and then delivers what may be read, so the discovery filter
-`fedbac/v1/+/spec` shows each user the description of his own federation and no other.
+`fedbac/v1/+/spec` shows each user the description of its own federation and no other.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def split(user: str) -> tuple[str | None, str | None]:
 
 
 def users(roster: Mapping[str, Sequence[str]], others: Iterable[str] = ()) -> list[str]:
-    """Everybody who has rights: the cloud, the observer, the roster, and `others` beyond the roster.
+    """Every user with rights: the cloud, the observer, the roster, and `others` beyond the roster.
 
     Raises AccessError for a gateway that bears the name of another user, BadName for what is no user.
     """
@@ -138,12 +138,12 @@ def rights(federation: str, user: str) -> Rights:
 
 
 def answers_for(federation: str, user: str) -> str:
-    """Filter for where a user may want the answers to his questions: answer/<user>/ and what follows."""
+    """Filter for where a user may want the answers to its questions: answer/<user>/ and what follows."""
     return f"{answers(federation)}{user}/#"
 
 
 def access_list(federation: str, users: Iterable[str]) -> str:
-    """Text of Mosquitto's acl_file. Who is not named in it may neither publish nor read anything."""
+    """Text of Mosquitto's acl_file. A user not named in it may neither publish nor read."""
     lines = [f"# Access to federation {federation}. Generated: change the roster and generate it again."]
     for user in users:
         allowed = rights(federation, user)

@@ -1,8 +1,8 @@
-"""A folder from which Mosquitto knows who may do what: access list, passwords, certificates.
+"""A folder from which Mosquitto learns each user's rights: access list, passwords, certificates.
 
     acl                       the access list
     passwords                 hashes, when users show passwords
-    users/cloud               the passwords themselves, a file for each user, for whoever sets the clients up
+    users/cloud               the passwords themselves, a file for each user, to set the clients up
     users/observer
     users/gateways/<gw>
     users/devices/<gw>/<dev>
@@ -39,7 +39,7 @@ def write_access_list(folder: Path, federation: str, users: Sequence[str]) -> di
 
 
 def write_passwords(folder: Path, users: Sequence[str]) -> dict[str, Any]:
-    """Write `passwords` and `users/`; who is no user any more loses the file. Returns options, see above."""
+    """Write `passwords` and `users/`; former users lose their file. Returns options, see above."""
     folder = folder.resolve()
     lines = [access.password_line(user, _password(folder, user)) for user in users]
     path = folder / "passwords"

@@ -1,6 +1,6 @@
 """What a tier sees of MQTT: events out of an inbox, and six calls. Nothing here knows a client library.
 
-A bus delivers at least once, in both directions. Who counts must count by keys of his own (federation,
+A bus delivers at least once, in both directions. A receiver that counts must use keys of its own (federation,
 round, device, kind), never by what a broker numbered.
 """
 
@@ -24,7 +24,7 @@ class Connected:
 
     Attributes:
         session_present: False when the broker has no memory of this client: it lost its state, or the
-            session expired. Whoever owns retained topics should then check and repeat them.
+            session expired. Owners of retained topics should then check and repeat them.
         maximum_packet: the largest packet the broker takes, in bytes with framing; None: it named none.
 
     """

@@ -1,6 +1,6 @@
 """A certificate authority of a federation's own: itself, the broker's certificate, one for each client.
 
-    keys/ca.pem, ca.key                      the authority; its key can let anybody in: keep it safe
+    keys/ca.pem, ca.key                      the authority; its key can issue any certificate: keep it safe
     keys/server.pem, server.key              the broker, with its host names
     keys/cloud.pem, cloud.key                a client each; the common name is the user of `access`
     keys/observer.pem, observer.key

@@ -16,7 +16,7 @@ otherwise than the standard or Mosquitto, so that the bus and the tiers must liv
   (the bus subscribes it anew first).
 - Overlapping filters of one client deliver a message once per filter.
 - Messages are kept in one log per topic filter, of SEGMENTS x SEGMENT_BYTES. A client that falls further
-  behind loses the oldest without notice (whoever sent them misses a receipt and sends again).
+  behind loses the oldest without notice (their sender misses a receipt and sends again).
 - Nothing survives a restart: no retained message, no session.
 - rumqttd has listeners for MQTT 3.1.1 and for MQTT 5 on separate ports; here there is only the latter.
 - No access list.
@@ -34,7 +34,7 @@ from pathlib import Path
 
 from broker.process import BrokerError, BrokerProcess
 
-# Kept per topic filter that somebody subscribed, for slow or absent clients: 128 MB, more than a round's
+# Kept per subscribed topic filter, for slow or absent clients: 128 MB, more than a round's
 # updates at a site. A busy filter comes to use that much memory.
 SEGMENT_BYTES = 16 * 1024 * 1024
 SEGMENTS = 8
@@ -54,7 +54,7 @@ def configuration(
     Args:
         host, port: where to listen; `host` must be an IP address.
         max_payload: largest packet taken, bytes.
-        users: name -> password; None: everybody may connect.
+        users: name -> password; None: every client may connect.
 
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

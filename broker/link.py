@@ -127,7 +127,7 @@ class Waker:
 
     def wake(self) -> None:
         """From any thread; returns at once."""
-        # Full means that a wake-up is waiting already; closed means that nobody waits any more.
+        # Full means that a wake-up is waiting already; closed means that no thread waits any more.
         with contextlib.suppress(OSError):
             self._writer.send(b"\0")
 

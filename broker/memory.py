@@ -1,6 +1,6 @@
 """A broker in memory with MQTT's rules: sessions, retained messages, wills, QoS 1 until acknowledged.
 
-It has no clock and no threads: who calls it decides when things happen. The simulation puts delays, losses
+It has no clock and no threads: its caller decides when things happen. The simulation puts delays, losses
 and duplicates between it and its clients.
 """
 

@@ -51,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, *, closed: bool, encrypted: bool) -> None:
-    """Raise BrokerError for a broker that others can reach when it lets in anybody, or speaks plain text."""
+    """Raise BrokerError for a broker that others can reach when it is open to all, or speaks plain text."""
     if is_loopback(host):
         return
     if not closed:
@@ -85,9 +85,9 @@ def configuration(
     Args:
         host, port: where to listen.
         persistence_dir: keep retained messages and sessions here over a restart; None: in memory only.
-        password_file: of `access.password_line` or mosquitto_passwd; None: whoever has a client certificate
-            where those are required, else everybody, on the loopback address only.
-        acl_file: who may read and write which topics, see `access.access_list`.
+        password_file: of `access.password_line` or mosquitto_passwd; None: clients with a certificate
+            where those are required, else all, on the loopback address only.
+        acl_file: read and write rights per user, see `access.access_list`.
         tls: certificates; None: plain text.
         max_packet: largest packet taken, bytes with framing.
         max_queued_messages, max_queued_bytes: kept for a client that is away or slow; beyond either limit

@@ -217,7 +217,7 @@ class MqttBus:
         broker = str(self._settings.url)
         try:
             context = self._settings.url.tls_context()
-        except BadUrl as error:  # it was good before: somebody is replacing the files
+        except BadUrl as error:  # it was good before: the files are being replaced
             return False, str(error), False
         link = Link(self._settings, context, self._waker)
         try:

@@ -61,7 +61,7 @@ class BrokerProcess:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for us, who then end it in order
+                start_new_session=True,  # Ctrl-C is for us, and we then end it in order
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,

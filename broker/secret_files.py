@@ -36,7 +36,7 @@ def make_folder(path: Path) -> None:
 
 
 def _keep_owner(handle: int, path: Path) -> None:
-    """A file that was given to the broker's own user stays his when root replaces it."""
+    """A file of the broker's own user keeps this owner when root replaces it."""
     with contextlib.suppress(OSError):
         before = path.stat()
         os.fchown(handle, before.st_uid, before.st_gid)

@@ -31,7 +31,7 @@ class BrokerUrl:
         user, password: None when the broker asks for none. The password is in no repr and no message.
         ca: PEM file with the authority that signed the broker's certificate; None: the system's.
         certificate, key: PEM files of this client (mutual TLS).
-        client_id: the client's name where the broker prescribes it; None: whoever connects has its own.
+        client_id: the client's name where the broker prescribes it; None: each connection has its own.
 
     """
 

@@ -12,7 +12,7 @@ from broker.bus import Answering
 
 @dataclass(frozen=True)
 class Message:
-    """A QoS 1 message to send; `token` 0: nobody waits for its acknowledgement."""
+    """A QoS 1 message to send; `token` 0: no caller waits for its acknowledgement."""
 
     topic: str
     payload: bytes

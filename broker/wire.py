@@ -16,8 +16,8 @@ from broker import versions
 
 WIRE_VERSION = 2
 
-# How a map of the version before the newest becomes one of the newest, and back. What is written is the older
-# of the two: whoever is one version behind reads it, and so does whoever is one ahead. What the older one has
+# How a map of the version before the newest becomes one of the newest, and back. We write the older of
+# the two: a peer one version behind reads it, and so does a peer one ahead. What the older one has
 # no words for (None) is written in the newest. Version 1 needs no rewriting to be read: its fields mean the
 # same in version 2, where those that it does not have are defaults.
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]] | None] = {1: None}

@@ -22,7 +22,7 @@ from export.session import InputError, Session
 MOST_WAITING = 256
 """Questions in the queue; one more is told that the device is busy."""
 COMPLAIN_S = 60.0
-"""Questions that nobody can answer are mentioned so often."""
+"""Questions that cannot be answered are mentioned this often."""
 
 
 @dataclass(frozen=True)

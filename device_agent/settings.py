@@ -105,7 +105,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def default_state(name: str | None) -> Path:
-    """Where a device keeps its identity and its store when nobody says so.
+    """Where a device keeps its identity and its store by default.
 
     Below /var/lib/fedbac for root, else below $XDG_STATE_HOME/fedbac or ~/.local/state/fedbac: `device`, or
     `devices/NAME` for a device that was given a name, so that several fit on one machine.

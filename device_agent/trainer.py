@@ -1,4 +1,4 @@
-"""The training process: `python -m device_agent.trainer FD`, started by `worker` and by nobody else.
+"""The training process: `python -m device_agent.trainer FD`, started only by `worker`.
 
 It reads the data, imports torch at the first job, and does one job after another. It lives exactly as long
 as the other end of its socket: when the agent goes, however it goes, this process goes.
@@ -58,7 +58,7 @@ class Trainer:
             try:
                 order = pipe.receive_order(self._connection)
             except (EOFError, OSError):
-                os._exit(0)  # nobody is there to work for, even in the middle of a step
+                os._exit(0)  # the agent is gone: end, even in the middle of a step
             if isinstance(order, pipe.Cancel):
                 self._cancelled = order.number
             else:

@@ -91,7 +91,7 @@ class TrainingWorker:
         self._waiting: _Task | None = None
         self._running: _Task | None = None
         self._number = 0
-        self._dropped = 0  # jobs up to this number are nobody's any more
+        self._dropped = 0  # no one waits for jobs up to this number any more
         self._read_again = False
         self._listener: Callable[[pipe.Opened | pipe.NotOpened], None] = lambda found: None
         self._openings: deque[queue.SimpleQueue[pipe.Opened | pipe.NotOpened | str]] = deque()
@@ -193,7 +193,7 @@ class TrainingWorker:
                 try:
                     self._feed()
                     self._listen()
-                except Exception as error:  # whatever it is, nobody may wait for an answer for ever
+                except Exception as error:  # whatever it is, no caller may wait for an answer forever
                     log.exception("the training process could not be used")
                     self._lost(f"the training process could not be used ({type(error).__name__}: {error})")
         finally:

@@ -105,7 +105,7 @@ def write(proto: onnx.ModelProto, path: str | Path) -> Path:
 
 
 class Source:
-    """What the first layers read; each form of the image is written when somebody asks for it."""
+    """What the first layers read; each form of the image is written when a layer asks for it."""
 
     def __init__(self, nodes: Nodes, model: ServedModel, input_kind: InputKind) -> None:
         self.raw = input_kind == "uint8"

@@ -29,7 +29,7 @@ class Posterior(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Who is asked, in name order, and the draw of every member of the roster (for the ledger)."""
+    """The devices asked, in name order, and the draw of every member of the roster (for the ledger)."""
 
     chosen: tuple[str, ...]
     draws: dict[str, float]

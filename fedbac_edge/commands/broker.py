@@ -222,7 +222,7 @@ def _bridge(file: Path | None, site: str | None, to: str | None, options: dict[s
 def _access(
     folder: Path, file: Path, keys: Path | None, others: tuple[str, ...], given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write who may do what; see `access.prepare`."""
+    """Write each user's rights; see `access.prepare`."""
     from fedbac_edge.commands import access
     from fedbac_edge.federation_file import reading
 

@@ -34,7 +34,7 @@ LEAST_PACKET = 2 * FRAMING
 
 @dataclass
 class Conversation:
-    """A short connection under a name of its own; it disturbs nobody who is connected as the same user."""
+    """A short connection under a name of its own; it disturbs no other connection of the same user."""
 
     bus: MqttBus
     inbox: queue.SimpleQueue[BusEvent]

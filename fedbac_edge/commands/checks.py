@@ -134,7 +134,7 @@ def dates(name: str, validity: certificate_dates.Validity, what: str) -> Check:
 
 
 def library(module: str, distribution: str, purpose: str) -> Check:
-    """Import a library in a process of its own: a build for another processor kills whoever loads it."""
+    """Import a library in a process of its own: a build for another processor kills the process."""
     name = module.partition(".")[0]
     if importlib.util.find_spec(name) is None:
         if purpose:

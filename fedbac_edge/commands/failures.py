@@ -49,7 +49,7 @@ def explained() -> Iterator[None]:
     except click.ClickException:
         raise
     except Exception as error:
-        # Imported only now: whoever raised it has loaded its module already.
+        # Imported only now: the code that raised it has loaded its module already.
         from broker.access import AccessError
         from broker.process import BrokerError
         from broker.topics import BadName

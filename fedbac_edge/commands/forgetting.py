@@ -21,7 +21,7 @@ QUIET_S = 1.0
 
 @dataclass
 class Remains:
-    """What a broker keeps below a filter: its retained topics, and who says that he is there."""
+    """What a broker keeps below a filter: its retained topics, and the clients that say they are online."""
 
     names: set[str] = field(default_factory=set)
     online: set[str] = field(default_factory=set)
@@ -36,7 +36,7 @@ class Remains:
             return
         try:
             said = wire.decode(payload, CloudStatus, GatewayStatus, DeviceStatus, ServingStatus)
-        except wire.WireError:  # of other software, or damaged: nobody who could be waited for
+        except wire.WireError:  # of other software, or damaged: no client to wait for
             return
         assert isinstance(said, (CloudStatus, GatewayStatus, DeviceStatus, ServingStatus))
         if said.state != "offline":

@@ -13,7 +13,7 @@ from fedbac_edge.commands.failures import Failed, Misconfigured, explained
 from fedbac_edge.commands.options import FILE
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Names that the broker's certificate always has: for whoever asks on its own machine."""
+"""Names that the broker's certificate always has, for clients on its own machine."""
 
 
 @click.group()

@@ -27,7 +27,7 @@ def tried(user: str | None, federation: str | None) -> str | None:
 
 
 def memory(talk: Conversation, federation: str, announced: int | None) -> list[Check]:
-    """Publish one retained message that nobody reads, read it back in two ways, clear it."""
+    """Publish one retained message without readers, read it back in two ways, clear it."""
     topic = topics.blob(federation, NOBODY, 0)
     try:
         size, refused = _publish(talk, topic, min(PACKET_LIMIT, announced or PACKET_LIMIT))

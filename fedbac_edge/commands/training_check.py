@@ -12,7 +12,7 @@ from fedbac_edge.commands.checks import Check
 NAME = "training"
 CHILD_S = 600.0
 """A small board loads torch from a memory card, and compiles for tens of seconds."""
-# In a process of its own, as `checks.library`: code for another processor kills whoever runs it.
+# In a process of its own, as `checks.library`: code for another processor kills the process that runs it.
 _CHILD = """
 import json, logging
 logging.disable()

@@ -1,4 +1,4 @@
-"""Who has which samples, and which of them with a label: clients that are labelled fully, in part, or not.
+"""Samples of each client, and which of them have a label: clients that are labelled fully, in part, or not.
 
 HASSLE, arXiv 2303.02445, annotation settings. By default 1 of 20 clients is fully labelled, 9 in part and 10
 not at all; `SETTINGS` has the others by name, and "2/2/4" stands for any mixture (full, partial, unlabelled),

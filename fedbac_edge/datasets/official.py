@@ -81,7 +81,7 @@ DATA_SETS: dict[str, DataSet] = {
     ),
     "mnist": DataSet(
         about="70,000 gray digits, 28x28, 10 classes",
-        # Two stores of the files: the first address of MNIST no longer serves everybody.
+        # Two stores of the files: the first address of MNIST no longer serves all clients.
         sources=(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",

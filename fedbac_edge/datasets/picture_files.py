@@ -32,7 +32,7 @@ OTHER_KIND = "no picture by its name"
 EMPTY = "a folder without pictures"
 CIRCLE = "a link to a folder that it lies in"
 HARMLESS = frozenset({SYSTEM, OTHER_KIND, EMPTY, CIRCLE})
-"""Reasons that say nothing about somebody's pictures."""
+"""Reasons that say nothing about the user's pictures."""
 
 Identity = tuple[int, int]
 
@@ -61,7 +61,7 @@ class PassedOver:
 
     @property
     def pictures(self) -> Mapping[str, tuple[int, Path]]:
-        """Those that may be pictures of somebody's, and are missing now."""
+        """Those that may be the user's pictures, and are missing now."""
         return {reason: found for reason, found in self.reasons.items() if reason not in HARMLESS}
 
     def sentence(self) -> str:

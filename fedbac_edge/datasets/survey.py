@@ -1,4 +1,4 @@
-"""What a federation for somebody's own data would have to say: classes, image size, mean and deviation."""
+"""What a federation for a user's own data would have to say: classes, image size, mean and deviation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demonstration of HASSLE: who has labels, what the models come to, what each kind of device sends."""
+"""The demonstration of HASSLE: its labels, what the models come to, what each kind of device sends."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 DemoMethod = Literal["fedbac", "hassle"]
 SAMPLES: dict[DemoMethod, int] = {"fedbac": 20_000, "hassle": 12_000}
-"""What a method is shown with, unless somebody wants more or less."""
+"""What a method is shown with, unless options say otherwise."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def roster(gateways: int, devices: int) -> dict[str, tuple[str, ...]]:
 
 
 def fleet(name: str) -> Federation:
-    """Whoever joins trains: two gateways, devices come and go."""
+    """Every device that joins trains: two gateways, devices come and go."""
     return Federation(name=name, model=FASHION_MODEL, gateways={"gw1": (), "gw2": ()})
 
 

@@ -4,7 +4,7 @@ A handler sets a flag and nothing else. The work asks for the flag at points whe
 that no lock, no write and no start of a process is cut in the middle. A loop that waits is woken by a call
 that is safe in a handler. If all of that fails, the process ends by itself some seconds later.
 
-    `defer`          from the first line of a process on: a signal is noted until somebody can heed it
+    `defer`          from the first line of a process on: a signal is noted until the process can heed it
     `stopping`       around the work of what stays, or has processes of its own
     `interruptible`  around a command of moments without processes: a signal ends it where it is
     `started_deaf`   around the start of a worker process, which then calls `leave_to_parent`
@@ -36,7 +36,7 @@ POLL_S = 0.2
 """A wait that nothing wakes looks at the flag so often."""
 
 _noted: list[int] = []
-"""Signals that came before anybody could heed them."""
+"""Signals that came before the process could heed them."""
 
 
 class Interrupted(Exception):
@@ -218,7 +218,7 @@ def _thread_deaths(stop: Stop) -> Iterator[None]:
     before = threading.excepthook
 
     def died(what: threading.ExceptHookArgs) -> None:
-        before(what)  # the traceback, for whoever mends it
+        before(what)  # the traceback, for a bug report
         name = "unknown" if what.thread is None else what.thread.name
         why = f"{what.exc_type.__name__}: {what.exc_value}"
         stop.ask(

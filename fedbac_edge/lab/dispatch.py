@@ -56,7 +56,7 @@ class Dispatch:
             reply = ask(task)
             if reply.broken:
                 raise PoolError(reply.broken)
-        except Exception as error:  # whoever waits must hear of it, whatever it is
+        except Exception as error:  # the waiting thread must hear of it, whatever it is
             task.future.set_exception(error)
         else:
             task.future.set_result(reply)

@@ -88,7 +88,7 @@ class Engine(Protocol):
 
     @property
     def stop(self) -> Stop:
-        """Whether the run is to end; whoever waits for a worker asks it."""
+        """Whether the run is to end; every wait for a worker asks it."""
 
     def put(self, task: Task, due: float = float("inf")) -> Future[Reply]:
         """Queue a task. Of those that wait, the one with the smallest `due` is begun first."""

@@ -104,7 +104,7 @@ class RayEngine:
     def close(self) -> None:
         """See Engine."""
         for actor in self._actors:
-            self._ray.kill(actor)  # whoever waits for its answer is told
+            self._ray.kill(actor)  # the thread that waits for its answer is told
         self._dispatch.close()
         self._ending.close()
 
@@ -190,7 +190,7 @@ class _Stored:
         self._references: OrderedDict[Hashable, list[Any]] = OrderedDict()
 
     def of(self, key: Hashable, make: Callable[[], list[Any]]) -> list[Any]:
-        """References to what `make()` gives, a list; whoever holds them keeps it in the store."""
+        """References to what `make()` gives, a list; holding them keeps it in the store."""
         with self._lock:
             if key not in self._references:
                 self._references[key] = [self._ray.put(value) for value in make()]

@@ -40,7 +40,7 @@ class Cut(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
     resize: bool = False
     """Scale pictures of another size, as a device that joins with --resize does."""
     annotation: str = "default"
-    """Only with the form "annotation", cut with alpha_client: who has labels (`datasets.annotation`)."""
+    """Only with the form "annotation", cut with alpha_client: the labels (`datasets.annotation`)."""
     labelled: Fraction = 0.1
     """With that form: the share of all samples that keep their label."""
     unlabelled_devices: Count = 0

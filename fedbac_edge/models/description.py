@@ -1,4 +1,4 @@
-"""What every tier may ask of a model, whoever wrote it."""
+"""What every tier may ask of a model, its author's or ours."""
 
 from __future__ import annotations
 

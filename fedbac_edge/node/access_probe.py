@@ -2,7 +2,7 @@
 
 An *empty* message carries nothing; every receiver ignores it. So a client sends one on each topic of its
 own: MQTT 5 answers a denied one with "not authorized". What may not be read cannot be seen from here, since
-Mosquitto grants every subscription and then stays silent. So whoever hears an empty message on a `reply`
+Mosquitto grants every subscription and then stays silent. So the hearer of an empty message on a `reply`
 topic answers with empty ones on `task` and `receipt` beside it: the gateway to its devices, the cloud to its
 gateways. What of this does not come while that peer says that it is online, is denied to one of the two.
 
@@ -23,14 +23,14 @@ ANSWER_S = 20.0
 """When for so long nothing at all has come, an answer is missing. One packet at 10 KB/s takes 12 s."""
 
 MOST_OPEN = 10_000
-"""Empty messages that the broker has not answered; more are not sent. Whoever misses one asks again."""
+"""Empty messages that the broker has not answered; more are not sent. A peer that misses one asks again."""
 
 Verb = Literal["publish on", "read"]
 
 
 @dataclass(frozen=True)
 class Denial:
-    """`user` may not do with `topic` what he must; `why` is what the broker said, or how it was noticed."""
+    """`user` lacks a right on `topic` that it needs; `why` is the broker's word, or how it was noticed."""
 
     user: str
     verb: Verb
@@ -100,7 +100,7 @@ def plan(
 
 
 def plan_of(will: str, hears: Sequence[str]) -> Plan:
-    """The plan of a process whose will is on topic `will`, and who has subscribed to the filters `hears`."""
+    """The plan of a process with its will on topic `will` and subscriptions to the filters `hears`."""
     own = topics.parse(will)
     if own is None or own.kind != "status":
         return Plan((will,))
@@ -109,7 +109,7 @@ def plan_of(will: str, hears: Sequence[str]) -> Plan:
 
 
 def answers_to(topic: str) -> tuple[str, ...]:
-    """Topics on which whoever hears an empty message on `topic` answers: beside a `reply`, nothing else."""
+    """Topics on which the hearer of an empty message on `topic` answers: beside a `reply`, nothing else."""
     address = topics.parse(topic)
     if address is None or address.kind != "reply" or address.gateway is None:
         return ()
@@ -171,7 +171,7 @@ class SelfTest:
         return self._answer_by
 
     def tick(self, now: float) -> None:
-        """Judge an answer that is overdue. Silence proves something only when somebody could speak."""
+        """Judge an answer that is overdue. Silence proves something only when a peer could speak."""
         if self._answer_by is None or now < self._answer_by:
             return
         self._answer_by = None

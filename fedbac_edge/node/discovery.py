@@ -1,7 +1,7 @@
 """Which federation is on this broker: the retained `spec`, waited for as long as it takes.
 
-Everybody may start first: the broker may not be there yet, the cloud may not have spoken yet, and it may not
-have the newcomer on its list yet. Whoever waits says what for, at once and then every half minute. What
+Any role may start first: the broker may not be there yet, the cloud may not have spoken yet, and it may not
+have the newcomer on its list yet. A waiting process says what for, at once and then every half minute. What
 cannot be read is waited out too: a stranger can write there, and the cloud then puts its own back.
 """
 

@@ -1,4 +1,4 @@
-"""What a node asks of whoever drives it, to be carried out in order."""
+"""What a node asks of its driver, to be carried out in order."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ RESTRAINED = frozenset(
         "unlisted",
     }
 )
-"""Kinds of lines that somebody else's messages cause, as many as he likes."""
+"""Kinds of lines that another process's messages cause, as many as it likes."""
 LINES = 20
 PERIOD_S = 600.0
 """So many lines of one kind about one subject in so many seconds; the rest is only counted."""

@@ -56,7 +56,7 @@ from fedbac_edge.vocabulary.terms import PartRef
 AWAY_MOST_S = 60.0
 """Wall time counted for the pause before a restart: small devices have no real-time clock."""
 HELLO_S = 60.0
-"""The status is published again so often: whoever missed it learns it."""
+"""The status is published again this often, for peers that missed it."""
 LEDGER_ROUNDS = 1000
 """Rounds that the ledger goes back, unless another number is wanted."""
 

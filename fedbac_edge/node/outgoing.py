@@ -24,7 +24,7 @@ RESEND_MOST_S = 240.0
 LATER_FIRST_S = 5.0
 """A packet that the broker refuses for now is sent again after 5 s, then after twice as long each time."""
 DENIED_S = 60.0
-"""The same where it refuses for another reason: somebody may mend its access list."""
+"""The same where it refuses for another reason: an operator may mend its access list."""
 LEAST_PACKET = 2 * chunks.FRAMING
 
 MAXIMUM_PACKET = "maximum packet"

@@ -42,19 +42,19 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class _Stop:
-    """Somebody asked to end."""
+    """A signal or a caller asked to end."""
 
 
 @dataclass(frozen=True)
 class _Done:
-    """The worker finished a job, or somebody else has something to tell."""
+    """The worker finished a job, or another thread has something to tell."""
 
     event: Event
 
 
 @dataclass(frozen=True)
 class _Poke:
-    """Somebody wants to know that the loop goes round."""
+    """The watchdog wants to know that the loop runs."""
 
     answer: Callable[[], None]
 

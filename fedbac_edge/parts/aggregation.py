@@ -105,7 +105,7 @@ def phases(
     Phase 1 averages every global role over all servers that reported it, phase 2 every cluster role over
     those of each cluster 0 .. clusters - 1; servers in name order. What weights are (a server's total data,
     or its participants' only) is the caller's choice, and so is another rule than the weighted mean
-    (`combine`, called only for parts that somebody reported). Raises AggregationError at once for a report
+    (`combine`, called only for parts that were reported). Raises AggregationError at once for a report
     of a server that has no cluster, an unknown role, or a weight that is no weight.
     """
     for server, report in sorted(reports.items()):

@@ -83,7 +83,7 @@ def two_phases(
     blobs: Mapping[str, bytes],
     federation: Federation,
 ) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Part name -> canonical bytes, for every part that somebody reported; the others stay as they are.
+    """Part name -> canonical bytes, for every part that was reported; the others stay as they are.
 
     `parts` is the generation that the round started from. Second: part name -> why it stays although it was
     reported, when there are too few reports of it for the cloud's rule.

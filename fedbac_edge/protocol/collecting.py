@@ -114,7 +114,7 @@ def fired(now: Collecting) -> Collecting:
 
 
 def end(now: Collecting) -> Collecting:
-    """Whoever has not answered is waited for no longer."""
+    """Stop waiting for those that have not answered."""
     return replace(now, waiting=(), deadline=None, gone={})
 
 

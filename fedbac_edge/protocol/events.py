@@ -1,7 +1,7 @@
 """Events that a state machine is told, actions that it answers with, and what every machine offers.
 
-A machine is a function of its state: `handle(event, now)` changes the state and returns actions; whoever
-runs it (`node`) stores state and actions in one transaction before anything leaves the process. `now` is
+A machine is a function of its state: `handle(event, now)` changes the state and returns actions; its
+driver (`node`) stores state and actions in one transaction before anything leaves the process. `now` is
 in seconds, monotonic, and goes on after a restart.
 """
 
@@ -38,7 +38,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Hello:
-    """Say who is here: the link is up (again), or it is time; a will may have said otherwise."""
+    """Publish the status: the link is up (again), or it is time; a will may have said otherwise."""
 
     repeated: bool = False
     """It is time: the link has been up for a while."""

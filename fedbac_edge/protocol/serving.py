@@ -142,7 +142,7 @@ class Serving:
                 self.state.session += 1
                 return self._open_current() or self._go_on()
             case Hello(repeated=repeated):
-                # Who has no model after a while may have missed a release: not every broker of a cluster
+                # Without a model after a while it may have missed a release: not every broker of a cluster
                 # knows what another one retains.
                 bare = repeated and self.state.current is None and self.state.pending is None
                 return [self._tell(), *([self._ask(Missing(release=True))] if bare else [])]

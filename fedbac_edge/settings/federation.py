@@ -199,13 +199,13 @@ class ReleaseTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Federation(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole description. `gateways` is the roster: gateway -> its devices (empty: whoever joins)."""
+    """The whole description. `gateways` is the roster: gateway -> its devices (empty: all that join)."""
 
     name: str
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 1
     rounds: Natural = 100
     eligibility: Literal["roster", "online"] = "online"
-    """roster: fixed members, presence changes nothing (bit-equal results); online: whoever is there."""
+    """roster: fixed members, presence changes nothing (bit-equal results); online: those that are there."""
     evaluation: Literal["holdout", "test"] = "holdout"
     """Bandits learn from the devices' hold-outs; "test" is the paper's protocol, in the laboratory only."""
     model: ModelTable

@@ -1,7 +1,7 @@
-"""Who has a place in a federation: what its file lists, the tiers hold everybody to.
+"""Which devices and gateways have a place in a federation: the tiers enforce its file's lists.
 
 Where `[gateways]` is empty any gateway may come, and where a gateway's list is empty any device may join
-there. A list is the owner's to change while the federation runs, so whoever has no place waits for one.
+there. A list is the owner's to change while the federation runs, so a process without a place waits for one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class View(Protocol):
-    """What whoever follows a campaign may say."""
+    """What a program that follows a campaign may say."""
 
     def note(self, text: str) -> None:
         """A sentence worth keeping."""

@@ -13,7 +13,7 @@ authors' code. psi starts at a fifth of sigma's start.
 Differences. The learning rate is divided by lambda_s, and a bound of the gradient multiplied by it, which
 gives cross-entropy the steps that it has in every other method; the paper's own rate is 0.001. sigma and psi
 learn in turns of an epoch each, not of a batch, with fresh momentum. sigma weighs a client's labelled samples
-and psi its unlabelled ones: who has none leaves it as it was.
+and psi its unlabelled ones: a client without any leaves it as it was.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Hall:
 
     @cached_property
     def holdings(self) -> tuple[Holding, ...]:
-        """Who has how much."""
+        """How much each client has."""
         return tuple(Holding(number, *map(len, places)) for number, places in enumerate(self.places))
 
     def client(self, number: int) -> Client:

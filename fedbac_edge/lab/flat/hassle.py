@@ -75,7 +75,7 @@ class Hassle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return (*DUALS, *RESIDUALS) if self.align_residuals else DUALS
 
     def draws(self, holding: Holding) -> bool:
-        """Everybody who has samples."""
+        """All clients that have samples."""
         return holding.labelled + holding.unlabelled > 0
 
     def begin(self, bench: Bench) -> State:

@@ -48,7 +48,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Bench:
-    """What everybody knows: the network, how pixels are scaled, how long and how fast to train."""
+    """What every client knows: the network, how pixels are scaled, how long and how fast to train."""
 
     model: Architecture
     normalisation: Normalisation

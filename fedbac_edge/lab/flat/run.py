@@ -1,7 +1,7 @@
 """A run is a folder, as those of `fedbac simulate` are.
 
     run.json            the study, versions, and the hash of the split
-    split.npz           who has which sample, with or without its label
+    split.npz           which client has which sample, with or without its label
     metrics.jsonl       a line per round (`rows`)
     state.safetensors   the server's memory after the latest round, for --resume
     models/             the final served parts
@@ -190,7 +190,7 @@ def _samples(study: Study, data: Path) -> tuple[Samples, Samples]:
 
 
 def _split(study: Study, train: Samples, path: Path) -> Annotation:
-    """Who has which sample; a run that was begun keeps its split."""
+    """Which client has which sample; a run that was begun keeps its split."""
     if path.exists():
         split = Annotation.load(path)
         split.check_labels(train.y)

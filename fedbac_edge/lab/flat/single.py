@@ -24,7 +24,7 @@ class SingleModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return (self,)
 
     def draws(self, holding: Holding) -> bool:
-        """Everybody who has samples."""
+        """All clients that have samples."""
         return holding.labelled + holding.unlabelled > 0
 
     def begin(self, bench: Bench) -> State:

@@ -43,7 +43,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A data set that `settings.pictures` describes."""
     architecture: str = "lenet"
     setting: str = "default"
-    """Who has labels: a setting of `datasets.annotation`."""
+    """Which clients have labels: a setting of `datasets.annotation`."""
     labels: float = 0.1
     """Share of the training samples that keep their label."""
     alpha: float = 0.1

@@ -2,7 +2,7 @@
 
 - `sent`: every network on every link and in each direction as it is really sent: the roles that its data need
   down to each asked device, those that they train up from each that answered, all roles down to every gateway
-  and those that somebody trained up from it; in an evaluation phase the networks of all clusters go down.
+  and those that were trained up from it; in an evaluation phase the networks of all clusters go down.
 - `single`: one network per link, 4 |w| (M + p N) each way and nothing for evaluations, as this family of
   papers counts.
 

@@ -125,7 +125,7 @@ class World:
             self.cut(name)
 
     def lose_broker_memory(self) -> None:
-        """The broker restarts empty: everybody reconnects to a broker that knows nobody."""
+        """The broker restarts empty: all clients reconnect to a broker that knows none."""
         for process in self.processes.values():
             self.cut(process.name)
         self.broker.lose_memory()

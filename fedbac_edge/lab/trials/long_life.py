@@ -1,4 +1,4 @@
-"""A gateway's life with devices that come and go, drift, and attack: who is refused, and who counts.
+"""A gateway's life with devices that come and go, drift, and attack: which are refused, and which count.
 
 The gateway is the machine of the field. Its devices train a softmax regression on few samples of their own,
 which they can fit, so steps shrink as the model learns and the rate decays. A device that was away, or whose

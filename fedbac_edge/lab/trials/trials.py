@@ -97,7 +97,7 @@ class Trial:
     federation: Federation
     world: World
     wall: float = 0.0
-    """What everybody's wall clock is off by."""
+    """What every wall clock is off by."""
 
     def add_all(self, make_store: Callable[[str], Store]) -> None:
         """Cloud, gateways and devices, from time 0 on."""
@@ -154,7 +154,7 @@ class Trial:
         return {name: ref.hash for name, ref in sorted(self.cloud.parts.items())}
 
     def miscounts(self) -> list[str]:
-        """By the ledgers: who did not count exactly once in a round in which he was asked."""
+        """By the ledgers: devices that did not count exactly once in a round in which they were asked."""
         federation, found = self.federation, list[str]()
 
         def compare(what: str, is_: Counter[tuple[int, str]], should: Counter[tuple[int, str]]) -> None:

@@ -132,7 +132,7 @@ class Cloud:
                 self.state.proven = ()
                 return self._found(now) if self.state.phase == "new" else self._go_on_after_restart(now)
             case Hello(repeated=repeated):
-                # Retained messages reach not everybody (a cluster's other nodes); what is sent live does.
+                # Retained messages do not reach all (a cluster's other nodes); what is sent live does.
                 spec = [self._spec()] if repeated and self.state.phase != "new" else []
                 return [*(spec or self._reclaim(now)), self.status(self.state.phase)]
             case Received(message=Spec() as spec):
@@ -212,7 +212,7 @@ class Cloud:
         return again
 
     def _gathered(self, now: float) -> list[Action]:
-        """The wait is over: start with who is there, or wait on when nobody is."""
+        """The wait is over: start with the sites that are there, or wait on when there are none."""
         if not sites.anybody(self.federation, self.state):
             self.state.timers = {"gather": now + self.federation.deadlines.gather_s}
             return [Log("nobody", "", self.state.round)]
@@ -240,7 +240,7 @@ class Cloud:
         return self.status("gathering")
 
     def _begin(self, now: float) -> list[Action]:
-        """The next round; before the first one an evaluation, where losses decide who is in which cluster."""
+        """The next round; before the first one an evaluation, where losses decide the clusters."""
         state = self.state
         asked = sites.to_train(self.federation, state)
         if not asked:
@@ -332,7 +332,7 @@ class Cloud:
         again = [*renewed, *self._release_again()]
         if self.state.phase != "finished":
             return again
-        if self.campaign.has_given_up:  # whoever starts it again has mended something
+        if self.campaign.has_given_up:  # a restart means that something was mended
             self.state.voids = 0
             return [*again, *self._go_on(now)]
         if self.state.round < self.campaign.last_round:  # more rounds than when it ended

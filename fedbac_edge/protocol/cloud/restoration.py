@@ -7,7 +7,7 @@ each other. The first half of an instance names the federation, the second half 
 
 Two things tell it: `fedbac restore`, which leaves a mark in the state, and a peer that has seen a later state
 of the same federation. The second is believed only before that gateway's first report to this process: a
-cloud that holds rounds is not an old copy, whatever anybody says.
+cloud that holds rounds is not an old copy, whatever gateways say.
 """
 
 from __future__ import annotations

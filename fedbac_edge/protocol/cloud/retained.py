@@ -1,4 +1,4 @@
-"""What stands retained with the broker, and is published again: our specification, and what somebody misses.
+"""What stands retained with the broker, and is published again: our specification, and what a client misses.
 
 Another cloud may write its own specification over ours. Then we say again whose federation it is, but not at
 once each time, lest two clouds shout at each other.
@@ -50,7 +50,7 @@ def reclaim(federation: Federation, state: CloudState, now: float, at_last: bool
 
 
 def repeat(state: CloudState, kept: Set[str], gateway: str, missing: Missing, now: float) -> list[Action]:
-    """Publish again what somebody at this site waits for in vain, of the blobs that are `kept`."""
+    """Publish again what a client at this site waits for in vain, of the blobs that are `kept`."""
     asked = [(hash, Repeat(hash)) for hash in missing.hashes if hash in kept]
     if missing.release:
         asked.append((gateway, Repeat(Channel("release", gateway))))

@@ -20,7 +20,7 @@ def site(state: CloudState, gateway: str) -> Site:
 
 
 def to_train(federation: Federation, state: CloudState) -> tuple[str, ...]:
-    """Whom a round asks: with a roster everybody, in an open fleet whoever is ready."""
+    """The sites that a round asks: with a roster all, in an open fleet those that are ready."""
     members = names(federation, state)
     if federation.eligibility == "roster":
         return members
@@ -33,14 +33,14 @@ def to_evaluate(federation: Federation, state: CloudState) -> tuple[str, ...]:
 
 
 def are_complete(federation: Federation, state: CloudState) -> bool:
-    """Everybody on the roster is ready; without a roster, somebody is."""
+    """Every site on the roster is ready; without a roster, one site is."""
     ready = {gateway for gateway in names(federation, state) if site(state, gateway).ready}
     needed = names(federation, state) if federation.gateways else ()
     return bool(ready) and ready >= set(needed)
 
 
 def anybody(federation: Federation, state: CloudState) -> bool:
-    """Somebody is there with whom a round could start after a long wait."""
+    """A site is there with which a round could start after a long wait."""
     roster = federation.eligibility == "roster"
     members = [site(state, gateway) for gateway in names(federation, state)]
     return any(member.online if roster else member.ready for member in members)

@@ -86,7 +86,7 @@ class CloudState(msgspec.Struct, kw_only=True):
     repeated: dict[str, float] = {}
     """Part or site -> when what is retained of it was last published again for who had missed it."""
     reclaims: float | None = None
-    """When it does so next, because somebody else wrote there a moment after."""
+    """When it does so next, because another process wrote there a moment after."""
     phase: Phase = "new"
     round: int = 0
     """Counted from 1 over all campaigns."""
@@ -97,12 +97,12 @@ class CloudState(msgspec.Struct, kw_only=True):
     previous: dict[str, PartRef] = {}
     """The generation before, by part name."""
     earlier: dict[str, PartRef] = {}
-    """The one before that: whoever measures the previous views of a method that looks back needs it."""
+    """The one before that: measuring the previous views of a method that looks back needs it."""
     clustering: linucb.Clustering | None = None
     placed: bool = False
     """Losses have decided where sites are, at least once."""
     served_by: dict[str, int] = {}
-    """Site -> cluster of the round before, to know who has moved."""
+    """Site -> cluster of the round before, to know which sites have moved."""
     sites: dict[str, Site] = {}
     collecting: Collecting = Collecting()
     silent: tuple[str, ...] = ()

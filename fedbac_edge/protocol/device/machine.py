@@ -132,7 +132,7 @@ class Device:
             case Hello():
                 return [self.status("online")]
             case Leaving() if not self.between_rounds and self.federation.eligibility == "online":
-                # With a roster the task stays open: whoever comes back in time gives the same bits.
+                # With a roster the task stays open: a device that comes back in time gives the same bits.
                 return [work.reply(self._client, False, "the device has left")]
             case Received(message=TrainTask() | EvaluateTask() as task):
                 return self._take(task, now)

@@ -1,1 +1,1 @@
-"""The gateway's state machine: who is asked, which updates count, the site's average."""
+"""The gateway's state machine: which devices are asked, which updates count, the site's average."""

@@ -1,6 +1,6 @@
 """The gate: what an update must be before it counts, at gateways and at the cloud alike.
 
-Refused by name: another round, somebody not asked, another base, other roles than its samples train, wrong
+Refused by name: another round, a device not asked, another base, other roles than its samples train, wrong
 shapes, numbers that are not finite, another encoding, no samples. A step far longer than the others' is
 judged when its round closes (`norm_gate`). An encoded update is decoded on top of the base that is here;
 what comes out is checked.

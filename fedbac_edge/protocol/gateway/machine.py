@@ -167,7 +167,7 @@ class Gateway:
             return [Log("unusable spec", spec.instance, 0, {"why": str(error)})]
         if state.spec is not None and state.spec.instance == spec.instance:
             return self._follow(state.spec.federation, spec)
-        # Another federation under this name: nothing of the old one counts, but who is there still is.
+        # Another federation under this name: nothing of the old one counts, but devices stay online.
         restored = state.spec is not None and restoration.is_kin(spec.instance, state.spec.instance)
         known = state.posteriors if restored else {}
         self.state = GatewayState(session=state.session, spec=spec, members=state.members, posteriors=known)

@@ -7,7 +7,7 @@ from fedbac_edge.protocol.messages import DeviceStatus
 
 
 def names(gateway: str, state: GatewayState) -> tuple[str, ...]:
-    """The members in name order: those that the federation's file lists here, or else whoever has joined."""
+    """The members in name order: those that the federation's file lists here, or else all that joined."""
     federation = state.federation
     if federation is None:
         return ()
@@ -54,13 +54,13 @@ def forget(state: GatewayState, device: str) -> bool:
 
 
 def is_reachable(state: GatewayState, device: str) -> bool:
-    """With a roster presence changes nothing; in an open fleet only who is online is asked."""
+    """With a roster presence changes nothing; in an open fleet only online devices are asked."""
     federation = state.federation
     return federation is not None and (federation.eligibility == "roster" or member(state, device).online)
 
 
 def is_ready(gateway: str, state: GatewayState) -> bool:
-    """Roster: every member was heard. Open fleet: somebody with data is online."""
+    """Roster: every member was heard. Open fleet: a device with data is online."""
     federation, members = state.federation, names(gateway, state)
     if federation is None or not members:
         return False
