@@ -20,12 +20,12 @@ from fedbac_edge.node.effects import CLOCK_GRAIN_S, Effect, StartJob, StopJob, S
 from fedbac_edge.node.incoming import Incoming
 from fedbac_edge.node.ledger_limit import RESTRAINED, Restraint
 from fedbac_edge.node.outgoing import Outgoing
+from fedbac_edge.node.publishing import Publishing
 from fedbac_edge.node.retained import MemoryCheck
 from fedbac_edge.node.store import Store
 from fedbac_edge.protocol import messages
 from fedbac_edge.protocol.events import (
     Action,
-    Announce,
     Channel,
     Event,
     Fetched,
@@ -35,20 +35,14 @@ from fedbac_edge.protocol.events import (
     Leaving,
     Log,
     Machine,
-    Offer,
     Overwritten,
     Received,
     Refresh,
-    Repeat,
-    Resend,
-    Send,
-    Settle,
     Spoiled,
     Stalled,
     Started,
     StopWork,
     TimerFired,
-    Withdraw,
     Work,
 )
 from fedbac_edge.vocabulary.terms import PartRef
@@ -83,6 +77,7 @@ class Node:
         self._effects: list[Effect] = []
         self._incoming = Incoming(store, federation)
         self._outgoing = Outgoing(store)
+        self._publishing = Publishing(federation, store, self._outgoing)
         self._restraint = Restraint()
         self._memory = MemoryCheck()
         self._connected = False
@@ -164,7 +159,7 @@ class Node:
         self._connected = True
         with self.store.transaction():
             repaired = self._outgoing.connect(session_present, maximum_packet)
-        expected = {} if repaired else self._expected()
+        expected = {} if repaired else self._publishing.expected(self.will().topic)
         self._effects += self._memory.begin(expected, self._listens, now)
         self._say_hello(now)
         return self._drain()
@@ -224,7 +219,7 @@ class Node:
     def will(self) -> Will:
         """What the broker says for us when we vanish: the machine's status "offline"."""
         offline = self.machine.status("offline")
-        return Will(self._topic(offline.channel), wire.encode(offline.message))
+        return Will(self._publishing.topic(offline.channel), wire.encode(offline.message))
 
     def _say_hello(self, now: float, repeated: bool = False) -> None:
         self._hello = now + HELLO_S
@@ -261,41 +256,19 @@ class Node:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case Send(channel, message, key, retain):
-                topic, payload = self._topic(channel), wire.encode(message)
-                if key:
-                    self._outgoing.forget(self.store.settle(key))
-                if retain:
-                    self.store.own(topic, payload)
-                self._post(topic, payload, key=key, retain=retain)
-            case Settle(key):
-                self._outgoing.forget(self.store.settle(key))
-            case Resend(key):
-                if (row_id := self.store.outbox_id(key)) is not None:
-                    self._outgoing.enqueue(row_id)
             case Keep(hash, data):
                 self.store.keep_blob(hash, data)
-            case Announce(part, round):
-                manifest = wire.encode(messages.Manifest(part=part, round=round))
-                self._publish_blob(part.hash)
-                self._publish_manifest(topics.model(self.federation, part.name), manifest)
-            case Offer(hash, sends):
-                self._publish_blob(hash)
-                for send in sends:
-                    self._publish_manifest(self._topic(send.channel), wire.encode(send.message))
             case Refresh(channel):
-                topic = self._topic(channel)
+                topic = self._publishing.topic(channel)
                 self._effects += [Unsubscribe(topic), Subscribe(topic)]
-            case Repeat(what):
-                self._repeat(what)
-            case Withdraw(hash):
-                self._withdraw(hash)
             case Work(job):
                 self._effects.append(StartJob(job))
             case StopWork():
                 self._effects.append(StopJob())
             case Log(kind, subject, round, detail):
                 self._log(round, kind, subject, detail)
+            case _:
+                self._publishing.carry_out(action)
 
     # --- incoming ---
 
@@ -350,48 +323,7 @@ class Node:
                 self._logged_round = round
                 self.store.collect_ledger(round - self._ledger_rounds + 1, RESTRAINED)
 
-    # --- outgoing ---
-
-    def _topic(self, channel: Channel) -> str:
-        leaf = channel.leaf
-        if leaf == "spec":
-            return topics.spec(self.federation)
-        if leaf == "order":
-            return topics.cloud_order(self.federation)
-        if channel.device:
-            return topics.device(self.federation, channel.gateway, channel.device, leaf)
-        if channel.gateway:
-            return topics.edge(self.federation, channel.gateway, leaf)
-        return topics.cloud_status(self.federation)
-
-    def _post(self, topic: str, payload: bytes | None, **how: Any) -> None:
-        self._outgoing.enqueue(self.store.post(topic, payload, **how))
-
-    def _publish_blob(self, hash: str) -> None:
-        prefix = topics.blob_prefix(self.federation, hash)
-        if not self.store.owns(prefix):  # blobs of equal content travel once
-            self.store.own(prefix, None, hash, "part")
-            self._post(prefix, None, blob=hash, retain=True, kind="part")
-
-    def _publish_manifest(self, topic: str, manifest: bytes) -> None:
-        self.store.own(topic, manifest, kind="manifest")
-        self._post(topic, manifest, retain=True, kind="manifest")
-
-    def _repeat(self, what: str | Channel) -> None:
-        """Publish a retained topic of ours once more, unless it is on its way."""
-        topic = topics.blob_prefix(self.federation, what) if isinstance(what, str) else self._topic(what)
-        for owned, payload, blob, kind in self.store.owned():
-            if owned == topic and all(row.topic != topic for row in self.store.outbox()):
-                self._post(topic, payload, blob=blob, retain=True, kind=kind)
-
-    def _expected(self) -> dict[str, bytes]:
-        """What the broker must have retained of ours, but for what is on its way and what Hello repeats."""
-        spoken = {self.will().topic, *(row.topic for row in self.store.outbox())}
-        return {
-            topic: payload
-            for topic, payload, _, _ in self.store.owned()
-            if payload and topic not in spoken and chunks.fits(len(payload), self._outgoing.maximum_packet)
-        }
+    # --- what the broker remembers ---
 
     def _repair_memory(self, wrong: list[str], why: str) -> None:
         """The broker does not hold what it should: all goes out again. What is on its way may differ."""
@@ -404,16 +336,6 @@ class Node:
             for topic in wrong:
                 self._log(0, "broker forgot", topic, {"why": why})
             self._outgoing.repair()
-
-    def _withdraw(self, hash: str) -> None:
-        """Clear every retained chunk of a part, and drop what of it has not left yet."""
-        prefix = topics.blob_prefix(self.federation, hash)
-        size = len(self.store.blobs[hash]) if hash in self.store.blobs else 0
-        self.store.disown(prefix)
-        for row_id in self.store.withdraw(prefix):
-            self._outgoing.forget(row_id)
-        for index in range(chunks.chunk_count(size, self._outgoing.maximum_packet)):
-            self._post(f"{prefix}{index}", b"", retain=True)
 
     def _drain(self) -> list[Effect]:
         if self._connected:
