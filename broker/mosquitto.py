@@ -179,7 +179,7 @@ class MosquittoBroker:
         program = find_mosquitto()
         if program is None:
             raise BrokerError("Mosquitto is not installed: apt install mosquitto, or use the embedded broker")
-        if os.geteuid() == 0:  # else it would become a user who may not read these files
+        if os.geteuid() == 0:  # else it would become a user that may not read these files
             options.setdefault("user", "root")
         directory.mkdir(parents=True, exist_ok=True)
         self.configuration = directory / "mosquitto.conf"

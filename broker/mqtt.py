@@ -311,7 +311,7 @@ class MqttBus:
         try:
             topic = message.topic
         except UnicodeDecodeError:
-            topic = ""  # not MQTT; nobody's topic, and the caller drops it with its acknowledgement
+            topic = ""  # not MQTT and no topic; the caller drops it with its acknowledgement
         ticket = 0
         if message.qos > 0:
             with self._lock:

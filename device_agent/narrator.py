@@ -1,7 +1,7 @@
 """What the device is doing, told from outside its state machine.
 
 `Overheard` stands between node and machine and passes everything on unchanged; the narrator turns what it
-hears into lines, and says whom the device waits for when nothing happens.
+hears into lines, and says what the device waits for when nothing happens.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Narrator:
             self._say(event, text, **fields)
 
     def remind(self) -> None:
-        """Say whom the device waits for, if the time has come; called every few seconds."""
+        """Say what the device waits for, if the time has come; called every few seconds."""
         with self._lock:
             now = time.monotonic()
             if self._remind_at is None or now < self._remind_at:

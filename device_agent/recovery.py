@@ -1,6 +1,6 @@
 """A device's store after a power cut: a damaged one is moved aside, and the device goes on with a new one.
 
-Nobody comes to a device to mend a file. What a device remembers is worth one round at most, so it goes on.
+Devices have no operator to repair a file. What a device remembers is worth one round at most, so it goes on.
 """
 
 from __future__ import annotations

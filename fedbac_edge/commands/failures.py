@@ -70,7 +70,7 @@ def explained() -> Iterator[None]:
         )
         if isinstance(error, signals.Interrupted):  # the command says what was stopped
             raise
-        if isinstance(error, BrokenPipeError):  # nobody reads on (`| head`): click ends without a word
+        if isinstance(error, BrokenPipeError):  # the reader has gone (`| head`): click ends without a word
             raise
         if isinstance(error, asked):
             raise Misconfigured(str(error)) from error

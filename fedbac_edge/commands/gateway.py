@@ -100,7 +100,7 @@ def _stay(
     Returns the federation that it moves to, if any.
 
     `has_place`: the description on the broker lists it, whatever an older one in the store says.
-    `may_move`: nobody named the federation, so a living one goes before this one when its cloud is dead.
+    `may_move`: no option named the federation, so a living one goes before this one when its cloud is dead.
     """
     import time
 

@@ -89,7 +89,7 @@ def labels_option(help: str, default: float | None = 0.1) -> Callable[[F], F]:
 
 
 def labelled(text: str | float) -> float:
-    """A share above 0 and up to 1. A bare 10 is refused: beside 0.1 nobody could tell what 1 means."""
+    """A share above 0 and up to 1. A bare 10 is refused: beside 0.1 it is unclear what 1 means."""
     number = str(text).strip().removesuffix("%")
     percent = number != str(text).strip()
     try:

@@ -143,7 +143,7 @@ class Annotation:
         return cut_file.digest(self._settings(), self._arrays())
 
     def hide(self, labels: Indices) -> Indices:
-        """The training set's labels as their owners know them: UNLABELLED where nobody labelled the sample.
+        """The training set's labels as their owners know them: UNLABELLED where the sample has no label.
 
         Raises AnnotationError when these are not the labels that were cut.
         """

@@ -67,7 +67,7 @@ def fetch(
     """Get `file` from one of `urls` (tried in turn) to `target`; False when it was there already.
 
     Raises DownloadError. KeyboardInterrupt and any other end leave TARGET.part, with which the next call goes
-    on; nobody but a second process at work on it is refused.
+    on; only a second process at work on it is refused.
     """
     if target.exists():
         _check_present(file, target)

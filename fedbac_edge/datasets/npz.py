@@ -154,7 +154,7 @@ def _pixels_remedy(x: npt.NDArray[np.generic]) -> str:
     low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
     if x.dtype.kind == "f" and 0 <= low <= high <= 1:
         return 'Try x.astype("float32")'
-    if low >= 0 and 1 < high <= 255:  # of 0 and 1 alone nobody knows what they are
+    if low >= 0 and 1 < high <= 255:  # 0 and 1 alone do not tell what they are
         return 'Try x.astype("uint8")' if x.dtype.kind in "iu" else 'Try numpy.rint(x).astype("uint8")'
     return (
         f"Here they go from {low:g} to {high:g}: give the pixels before any normalisation, 0 to 255 as uint8"

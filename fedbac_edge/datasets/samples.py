@@ -12,7 +12,7 @@ from fedbac_edge.datasets.picture_files import PassedOver
 from fedbac_edge.datasets.shown import shown
 
 UNLABELLED = -1
-"""The label of a sample that nobody has labelled."""
+"""The label of a sample that has no label."""
 
 
 class DataError(ValueError):

@@ -3,7 +3,7 @@
     DIR/gw1/dev-1-1.npz ...   x uint8 (N, height, width, channels), y uint8 (N,); where labels are missing
                               y is int16 with -1 in their place, and a device without any has no y
     DIR/gw1/test.npz          the site's share of the test set, for judging only
-    DIR/partition.npz         who owns which sample (`Partition.load`)
+    DIR/partition.npz         which device owns which sample (`Partition.load`)
     DIR/annotation.npz        which of them carry a label, where some do not (`Annotation.load`)
     DIR/partition.json        the same in words: settings, hash, counts, proportions
 

@@ -51,7 +51,7 @@ class _Descriptor(io.FileIO):
         self.may_fail = may_fail
 
     def write(self, data: Buffer, /) -> int:
-        """See RawIOBase.write. Raises Unwritable, and BrokenPipeError when nobody reads on."""
+        """See RawIOBase.write. Raises Unwritable, and BrokenPipeError when the reader has gone."""
         size = memoryview(data).nbytes
         try:
             written = super().write(data)

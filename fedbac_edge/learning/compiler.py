@@ -2,7 +2,7 @@
 
 The compiler is $CC, else cc, gcc or clang. Libraries are kept in $CACHE_DIRECTORY (systemd), $XDG_CACHE_HOME
 or ~/.cache, under names that hash everything they depend on, the level included, so that a disk moved to
-another board never runs code built for the first one. Only a directory that nobody else can write to is used;
+another board never runs code built for the first one. Only a directory that no other can write to is used;
 where there is none, or it is full, or mounted noexec, a temporary one does for this start.
 `FEDBAC_KERNEL=off` turns kernels off. Whatever is missing, the caller gets NoKernel and has other paths.
 """

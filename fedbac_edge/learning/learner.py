@@ -188,5 +188,5 @@ def learner(name: str) -> Learner:
 
 
 def without_labels(samples: Samples) -> Samples:
-    """The samples that nobody has labelled."""
+    """The samples without a label."""
     return samples.take(samples.y == UNLABELLED)

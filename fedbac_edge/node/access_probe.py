@@ -55,8 +55,8 @@ class Plan:
 
     Attributes:
         writes: topics that get an empty message; they include the `reply` that asks for an answer.
-        answers: topics on which the answer must come; empty for the cloud, whom nobody answers.
-        peer: retained status of the one who answers; empty like `answers`.
+        answers: topics on which the answer must come; empty for the cloud, which no peer answers.
+        peer: retained status of the answering peer; empty like `answers`.
 
     """
 
@@ -71,7 +71,7 @@ def plan(
     device: str | None,
     roster: Mapping[str, Sequence[str]] | None = None,
 ) -> Plan:
-    """The plan of a device, a gateway, or (no names) the cloud; the roster tells whom the others speak to."""
+    """The plan of a device, a gateway, or (no names) the cloud; the roster tells the peers of the others."""
     roster = roster or {}
     if gateway is None:
         own = [
@@ -182,7 +182,7 @@ class SelfTest:
                     self.denied("read", topic, "nothing comes there, and the sender says that it is online")
 
     def take(self, event: BusEvent, now: float) -> bool:
-        """Look at what the bus says; True when it concerned nobody else."""
+        """Look at what the bus says; True when it concerned nothing else."""
         if self._answer_by is not None:
             self._answer_by = now + self._patience
         match event:

@@ -76,7 +76,7 @@ class Neighbours:
             self._alive[name] = now
 
     def due(self) -> float | None:
-        """When our own cloud will count as dead, or None while nobody is connected."""
+        """When our own cloud will count as dead, or None while no client is connected."""
         if self._listening is None:
             return None
         silent = self._alive.get(self._own, self._listening) + SILENCE_S

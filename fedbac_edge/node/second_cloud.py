@@ -17,7 +17,7 @@ from fedbac_edge.host.signals import POLL_S, Stop
 from fedbac_edge.protocol.messages import CloudStatus, Message, Spec
 
 REACH_S = 3.0
-"""A broker that does not answer for so long is waited for later; then nobody rules there."""
+"""A broker that does not answer for this long is waited for later; then no cloud rules there."""
 SETTLE_S = 0.5
 """After the connection what is retained comes at once."""
 

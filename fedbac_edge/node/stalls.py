@@ -1,4 +1,4 @@
-"""What people are told when the models of a round do not come, or when nobody answers an update."""
+"""Messages for people when the models of a round do not come, or when an update gets no answer."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class LedgerLine:
 class Blobs(Mapping[str, bytes]):
     """Read-only view of the store's blobs by content hash. Reading is a pure function of the hash.
 
-    Machines ask what is here with every event: who owns the store remembers the hashes. A reader of another
+    Machines ask what is here with every event: the store's owner remembers the hashes. A reader of another
     process's store asks the file each time.
     """
 
@@ -297,7 +297,7 @@ class Store:
         return [row[0] for row in rows]
 
     def drop_spool(self, topic: str) -> None:
-        """Drop whatever has come on a topic: nobody wants it any more."""
+        """Drop whatever has come on a topic: it is not wanted any more."""
         self._connection.execute("DELETE FROM spool WHERE topic = ?", (topic,))
 
     def expire_spool(self, before: float) -> None:

@@ -52,7 +52,7 @@ class Rule:
 
 
 def unsupported(rule: Rule, count: int) -> str:
-    """Why `rule` protects nobody over `count` updates; "" when it does."""
+    """Why `rule` does not protect over `count` updates; "" when it does."""
     if rule.name in ("trimmed-mean", "multi-krum"):
         outliers = rule.outliers(count)
         if outliers == 0:
@@ -109,7 +109,7 @@ def krum_order(squares: Float64, neighbours: int) -> list[int]:
 
     `squares` is (n, n), symmetric, with zeros on the diagonal.
     """
-    others = squares + np.diag(np.full(len(squares), np.inf))  # nobody is a neighbour of itself
+    others = squares + np.diag(np.full(len(squares), np.inf))  # no update is a neighbour of itself
     scores = np.sort(others, axis=1)[:, :neighbours].sum(axis=1)
     return [int(index) for index in np.argsort(scores, kind="stable")]
 

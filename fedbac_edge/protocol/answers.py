@@ -38,7 +38,7 @@ def awaits(state: Asks, name: str, kind: str, round: int) -> bool:
 
 
 def collect(state: Asks, collected: Collecting, now: float) -> None:
-    """Take the next value; when nobody is waited for any longer the deadline is now."""
+    """Take the next value; when no answer is awaited any longer the deadline is now."""
     state.collecting = collecting.close_when_done(collected, now)
 
 

@@ -38,7 +38,7 @@ def edge_averages(
     answers: Mapping[str, Answer], base: Parts, blobs: Mapping[str, bytes], federation: Federation
 ) -> dict[str, bytes]:
     """Role -> canonical bytes of the new part over the devices that trained it, weighted by the role's kind
-    of samples. A role that nobody trained, or too few did, is not there.
+    of samples. A role that no device trained, or too few did, is not there.
 
     `base` are the parts that they trained.
     """

@@ -84,7 +84,7 @@ def hold(now: Collecting, name: str) -> Collecting:
 
 
 def decline(now: Collecting, name: str) -> Collecting:
-    """`name` will not answer, and nobody needs to wait for it."""
+    """`name` will not answer, and the round need not wait for it."""
     return _without(now, name)
 
 
@@ -130,7 +130,7 @@ def task_key(name: str) -> str:
 
 
 def let_go(now: Collecting, round: int) -> list[Action]:
-    """Drop the tasks of those who have not answered, and say so in the ledger."""
+    """Drop the tasks of those that have not answered, and say so in the ledger."""
     dropped: list[Action] = [Settle(task_key(name)) for name in now.waiting]
     return [*dropped, *(Log("silent", name, round) for name in now.waiting)]
 

@@ -46,7 +46,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The process ends in good order: tell who waits for it. It may come back, with the state as it is."""
+    """The process ends in good order: tell its peers. It may come back, with the state as it is."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Overwritten:
-    """What is retained on `channel` was cleared (`why` is ""), or replaced by what nobody can read."""
+    """What is retained on `channel` was cleared (`why` is ""), or replaced by something unreadable."""
 
     channel: Channel
     why: str
@@ -84,7 +84,7 @@ class Spoiled:
 
 @dataclass(frozen=True)
 class Stalled:
-    """Wanted parts make no progress, and the broker has nothing of them: who made them should send again."""
+    """Wanted parts make no progress, and the broker has nothing of them: their maker should send again."""
 
     hashes: tuple[str, ...]
     times: int
@@ -220,7 +220,7 @@ class EvaluateJob:
 
 @dataclass(frozen=True)
 class ClusterRelease:
-    """What a cluster's model is made of: role -> hash of a kept blob, and whom it is for."""
+    """What a cluster's model is made of: role -> hash of a kept blob, and the sites that it is for."""
 
     sites: tuple[str, ...]
     parts: dict[str, str]
@@ -317,7 +317,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Clear the retained chunks of a part that nobody needs any more."""
+    """Clear the retained chunks of a part that is needed no more."""
 
     hash: str
 

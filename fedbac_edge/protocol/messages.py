@@ -1,7 +1,7 @@
 """What travels between the tiers, one frozen type per message.
 
 Every message is a MessagePack map with its wire version and its type (`broker.wire`); unknown or missing
-fields are refused. Durations are seconds. Hashes are sha256 in hex. The topic says who sent a message.
+fields are refused. Durations are seconds. Hashes are sha256 in hex. The topic names a message's sender.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wrong with a value of the wrong type, for the person who wrote it.
+"""What is wrong with a value of the wrong type, for its author.
 
 msgspec says what it expected and where. A person wants to see, too, what was there, which words are allowed,
 and which name was meant.

@@ -188,7 +188,7 @@ class RobustTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReleaseTable(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[releases] When devices that serve get a new model, and who signs it."""
+    """[releases] When devices that serve get a new model, and the key that signs it."""
 
     every: Count = 0
     """Rounds between two releases; 0: only at the end of the campaign."""

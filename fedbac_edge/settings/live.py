@@ -73,7 +73,7 @@ LIVE: dict[str, Taker] = {
     "hassle.confidence": "trainers",
     "gateways": "gateways",
 }
-"""Setting -> who takes it up. `gateways` is the whole list; its changes are told by gateway."""
+"""Setting -> the role that takes it up. `gateways` is the whole list; its changes are told by gateway."""
 
 IDENTITY: dict[str, str] = {
     "name": "every topic and every store carries it",

@@ -1,6 +1,6 @@
 """What is signed: the manifest of one site's model in one release, and an operator's order to go back.
 
-The signature is over the manifest's bytes as they travel, so that nobody has to write them again to check
+The signature is over the manifest's bytes as they travel, so no receiver has to write them again to check
 them. They are MessagePack with the keys of every map in order: equal manifests give equal bytes.
 """
 

@@ -37,7 +37,7 @@ class PlainView:
 
     def __init__(self, err: bool = False) -> None:
         self._err = err
-        # Of a log's lines nobody knows the width.
+        # The width of a log's lines is unknown.
         self._table = rounds.RoundTable(None if err else narrow.terminal_width())
 
     def note(self, text: str) -> None:

@@ -116,7 +116,7 @@ class Method(Protocol):
 
 
 def mean_by_role(state: State, answers: Mapping[int, Answer]) -> dict[str, Part]:
-    """Each role's weighted mean over the clients that sent it; a role that nobody sent stays as it is."""
+    """Each role's weighted mean over the clients that sent it; a role that no client sent stays as it is."""
     folded = dict(state)
     for role in dict.fromkeys(role for answer in answers.values() for role in answer.parts):
         sent = [answer for _, answer in sorted(answers.items()) if role in answer.parts]

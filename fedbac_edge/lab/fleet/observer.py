@@ -56,7 +56,7 @@ class Observer:
         journal: Journal,
         tell: Callable[[Row], None],
     ) -> None:
-        """`plan` says who holds what in a round; `stores` are those of the cloud and the gateways, by name;
+        """`plan` says what each holds in a round; `stores` are those of the cloud and the gateways, by name;
         `tell` gets every new row."""
         self._federation, self._grounds, self._engine = federation, grounds, engine
         self._plan, self._stores, self._journal, self._tell = plan, stores, journal, tell

@@ -1,8 +1,8 @@
 """A run is a folder: what was simulated, with what, and all that came of it.
 
     run.json          the scenario, versions, partition hash
-    partition.npz     who owns which sample
-    annotation.npz    and who knows its label, with the form "annotation"
+    partition.npz     which device owns which sample
+    annotation.npz    and whether it knows its label, with the form "annotation"
     metrics.jsonl     one line per phase (`journal`)
     stores/           the stores of all processes: their ledgers explain every decision
     models/           the final parts, safetensors

@@ -53,7 +53,7 @@ KINDS = ((100, 0), (0, 100), (40, 60))
 
 
 def federation_of(shape: Shape) -> Federation:
-    """A fixed roster with both bandits at work; nobody's deadline passes."""
+    """A fixed roster with both bandits at work; no deadline passes."""
     gateways, devices, rounds, encoding = shape[:4]
     named, _, pairing = (shape[4] if len(shape) == 5 else "fedbac").partition("/")
     return Federation(

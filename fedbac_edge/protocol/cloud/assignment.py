@@ -101,7 +101,7 @@ def decision_detail(
 def start_warm(
     method: Method, before: Mapping[str, int], decisions: Sequence[linucb.Decision]
 ) -> dict[str, str]:
-    """Part -> part to copy, for clusters that nobody was in: from the cluster that its first site leaves."""
+    """Part -> part to copy, for clusters that were empty: from the cluster that its first site leaves."""
     copies: dict[str, str] = {}
     active = set(before.values())
     for decision in decisions:

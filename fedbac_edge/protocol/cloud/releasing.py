@@ -150,7 +150,7 @@ def _follow(state: CloudState, method: Method) -> list[Action]:
 def renewed(state: CloudState, federation: Federation, signer: Signer, began: int) -> list[Action]:
     """The cloud was restored from a backup: its newest release goes out again, and counts as the newer one.
 
-    Devices may serve a release from after the backup. They follow who was founded later, so that is now:
+    Devices may serve a release from after the backup. They follow the cloud founded later, so that is now:
     `began` is when this process started, in seconds since 1970.
     """
     state.founded = max(state.founded + 1, began)

@@ -84,7 +84,7 @@ class CloudState(msgspec.Struct, kw_only=True):
     reclaimed: float = -1e9
     """When this cloud last put its own in that place."""
     repeated: dict[str, float] = {}
-    """Part or site -> when what is retained of it was last published again for who had missed it."""
+    """Part or site -> when what is retained of it was last published again for clients that missed it."""
     reclaims: float | None = None
     """When it does so next, because another process wrote there a moment after."""
     phase: Phase = "new"

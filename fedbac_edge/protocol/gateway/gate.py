@@ -97,7 +97,7 @@ def admit_site_update(
 ) -> dict[str, float]:
     """A gateway's round at the cloud; returns the step's norm by group of roles. Raises Refused.
 
-    A role that learns from one kind of samples may be missing where nobody held enough of that kind.
+    A role that learns from one kind of samples may be missing where no device held enough of that kind.
     """
     if state.phase != "training" or update.round != state.round or gateway not in state.collecting.asked:
         raise Refused(f"round {update.round} is not open for this gateway")

@@ -4,7 +4,7 @@
     idle --evaluation--> evaluating --all answered | deadline--> reported
 
 Thompson sampling chooses (Fed-BAC, client selection). In a fleet the gateway owns no data: the reward of
-round t is the paired change on the hold-outs of those who answer in round t+1. In the laboratory, with
+round t is the paired change on the hold-outs of devices that answer in round t+1. In the laboratory, with
 `evaluation = "test"`, it is the change of the edge-aggregated model on the gateway's own evaluation data.
 """
 

@@ -159,7 +159,7 @@ def averages(edge: Edge, task: GatewayTask) -> dict[str, bytes]:
 
 
 def report(edge: Edge, own: Score | None, now: float) -> list[Action]:
-    """The round is over: reward those who took part, and tell the cloud.
+    """The round is over: reward the devices that took part, and tell the cloud.
 
     `own` is the average's score on the gateway's own evaluation data, None where it was not scored.
     """

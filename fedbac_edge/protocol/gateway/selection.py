@@ -1,7 +1,7 @@
 """A gateway's bandit at work: which devices are asked in a round, and what the last choice earned.
 
 Fed-BAC, client selection by Thompson sampling. In a fleet the gateway owns no data: the reward of round t is
-the paired change on the hold-outs of those who answer in round t+1, so it counts from round t+2 on.
+the paired change on the hold-outs of devices that answer in round t+1, so it counts from round t+2 on.
 """
 
 from __future__ import annotations
