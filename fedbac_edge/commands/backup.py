@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -14,11 +15,12 @@ from fedbac_edge.commands.options import FILE
 @click.option("--state", type=FILE, required=True, help="The cloud's state folder.")
 @click.option(
     "--to",
-    type=FILE,
-    default=Path(),
-    help="A new file, or a folder, where the name says federation and round.  [default: here]",
+    type=click.Path(),  # not a Path, which forgets the slash at the end
+    default=".",
+    help="A new file, or a folder, where the name says federation and round; with / at the end it is a "
+    "folder, which is made if need be.  [default: here]",
 )
-def backup(state: Path, to: Path) -> None:
+def backup(state: Path, to: str) -> None:
     """Copy the cloud's state into one file, while the cloud runs or not. The copy is checked.
 
     \b
@@ -30,7 +32,7 @@ def backup(state: Path, to: Path) -> None:
     with explained():
         from fedbac_edge.node import backups
 
-        made = backups.make(state, to)
+        made = backups.make(state, Path(to), folder=to.endswith(("/", os.sep)))
         click.echo(f"{made.path}: federation {made.federation} after round {made.round}")
         key = _key(state)
         if key.is_file():

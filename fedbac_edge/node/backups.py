@@ -32,15 +32,16 @@ class Backup:
     instance: str
 
 
-def make(state: Path, to: Path) -> Backup:
+def make(state: Path, to: Path, *, folder: bool = False) -> Backup:
     """Copy the cloud's store in `state`, whether its cloud runs or not; `to` is a new file or a folder.
 
-    The copy is checked before it gets its name. Raises StoreError.
+    With `folder`, `to` is a folder even if it is not there yet. The copy is checked before it gets its name.
+    Raises StoreError.
     """
     source = state / f"{STORE}.sqlite"
     if not source.is_file():
         raise StoreError(f"there is no cloud's store {source}; --state is the folder of `fedbac cloud run`")
-    with _written(to if to.is_dir() else to.parent) as new:
+    with _written(to if folder or to.is_dir() else to.parent) as new:
         try:
             with (
                 contextlib.closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as old,
