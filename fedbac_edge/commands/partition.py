@@ -20,7 +20,12 @@ POSITIVE = click.IntRange(1)
 @click.option(
     "--data", required=True, help="A data set's folder or archive, or a name: fashion-mnist, mnist ..."
 )
-@click.option("--test", "test_data", help="Test data, where --data is a single file without any.")
+@click.option(
+    "--test",
+    "test_data",
+    help="Test data, where --data is a single file without any. Of a folder of pictures a fifth is "
+    "set apart for the test, unless this is given.",
+)
 @click.option("--federation", type=FILE, help="Take classes and image size from this federation.toml.")
 @click.option("--gateways", type=click.IntRange(1, 999), default=2, show_default=True)
 @click.option("--devices", type=click.IntRange(1, 9999), default=4, show_default=True, help="Per gateway.")
@@ -96,10 +101,12 @@ def partition(
         if test_data is None and place.is_file() and place.suffix in (".npz", ".mat"):
             raise Misconfigured(f"{place} holds no test set of its own: give one with --test FILE")
         train = sources.load(place, classes=model.classes, input_shape=model.input, resize=resize)
-        test = sources.load(
-            test_data or place, classes=model.classes, input_shape=model.input, split="test", resize=resize
-        )
         passed = train.passed_over.sentence()
+        classes, shape = model.classes, model.input
+        if test_data is None:
+            train, test = sources.load_test(place, train, classes=classes, input_shape=shape, resize=resize)
+        else:
+            test = sources.load(test_data, classes=classes, input_shape=shape, split="test", resize=resize)
         train = subset(train, samples, seed, "subset", "train")
         test = subset(test, test_samples, seed, "subset", "test")
         split = None

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbac_edge.datasets import cifar, idx, image_folder, npz, picture, picture_files, svhn
+from fedbac_edge.datasets import cifar, idx, image_folder, npz, picture, picture_files, set_apart, svhn
 from fedbac_edge.datasets.samples import UNLABELLED, DataError, Samples
 
 KINDS = (
@@ -54,6 +54,26 @@ def load(
         ) from error
     check(samples, classes, input_shape, place, allow_unlabelled=allow_unlabelled)
     return samples
+
+
+def load_test(
+    path: Path,
+    train: Samples,
+    *,
+    classes: Sequence[str],
+    input_shape: tuple[int, int, int],
+    resize: bool = False,
+) -> tuple[Samples, Samples]:
+    """(to train on, to test on) of the data at `path`, of which `train` was loaded before.
+
+    Of a folder of pictures a fifth is set apart for the test (`set_apart`). Raises DataError.
+    """
+    try:
+        if _is_picture_folder(path):
+            return set_apart.for_test(train, path)
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error}", "Check the path and its permissions") from error
+    return train, load(path, classes=classes, input_shape=input_shape, split="test", resize=resize)
 
 
 def check(
@@ -151,6 +171,13 @@ def _read(
     if "idx" in name or "images" in name or "labels" in name:
         return _read_idx(path, allow_unlabelled)
     raise DataError(path, "a kind of file that is not known here", _EXAMPLE)
+
+
+def _is_picture_folder(path: Path) -> bool:
+    """A folder that `_read` hands to `image_folder`."""
+    if not path.is_dir() or _idx_images(path, "train") is not None or cifar.is_folder(path):
+        return False
+    return not (path / "train_32x32.mat").is_file()
 
 
 def _idx_images(folder: Path, split: Split) -> Path | None:

@@ -195,3 +195,36 @@ def test_pictures_of_another_size_are_scaled_on_request(runner: CliRunner, tmp_p
     assert done.exit_code == 0, done.output
     with np.load(tmp_path / "shards" / "gw1" / "dev-1-1.npz") as shard:
         assert shard["x"].shape[1:3] == (16, 16)
+
+
+def test_pictures_to_train_on_are_not_tested_on(runner: CliRunner, tmp_path: Path) -> None:
+    """A folder holds one set: a fifth of the different pictures is for the test, copies on the same side."""
+    from PIL import Image
+
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(25):
+            shade = 5 * number + (name == "b")
+            for copy in range(2):
+                Image.new("L", (16, 16), shade).save(tmp_path / "photos" / name / f"{number}-{copy}.png")
+    (tmp_path / "f.toml").write_text('name = "t"\n[model]\nclasses = ["a", "b"]\ninput = [1, 16, 16]\n')
+    command = ["partition", "--data", str(tmp_path / "photos"), "--federation", str(tmp_path / "f.toml")]
+    command += ["--gateways", "1", "--devices", "1", "--allow-tiny"]
+    result = runner.invoke(cli, [*command, "--out", str(tmp_path / "shards")])
+    assert result.exit_code == 0, result.output
+    train = npz.read(tmp_path / "shards" / "gw1" / "dev-1-1.npz")
+    test = npz.read(tmp_path / "shards" / "gw1" / "test.npz")
+    assert (len(train), len(test)) == (80, 20)
+    assert not set(train.x[:, 0, 0, 0].tolist()) & set(test.x[:, 0, 0, 0].tolist())
+    assert train.y.tolist() == [shade % 5 for shade in train.x[:, 0, 0, 0].tolist()]
+    given = runner.invoke(
+        cli, [*command, "--test", str(tmp_path / "photos"), "--out", str(tmp_path / "given")]
+    )
+    assert given.exit_code == 0, given.output
+    assert len(npz.read(tmp_path / "given" / "gw1" / "test.npz")) == 100, "what is given is taken whole"
+    for name in ("a", "b"):
+        for path in (tmp_path / "photos" / name).iterdir():
+            Image.new("L", (16, 16), 9).save(path)
+    refused = runner.invoke(cli, [*command, "--out", str(tmp_path / "alike")])
+    assert refused.exit_code == 2
+    assert "holds 1 different picture" in refused.output

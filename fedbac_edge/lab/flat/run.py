@@ -28,7 +28,7 @@ from fedbac_edge import __version__
 from fedbac_edge.datasets import holdout
 from fedbac_edge.datasets.annotation import Annotation, AnnotationError, annotate, mixture
 from fedbac_edge.datasets.samples import Samples
-from fedbac_edge.datasets.sources import load
+from fedbac_edge.datasets.sources import load, load_test
 from fedbac_edge.datasets.subset import subset
 from fedbac_edge.lab import folder as run_folder
 from fedbac_edge.lab.engine import Engine
@@ -182,10 +182,10 @@ def _samples(study: Study, data: Path) -> tuple[Samples, Samples]:
     """(to train on, to judge on)."""
     about = MODELS[study.data]
     train = load(data, classes=about.classes, input_shape=about.input)
-    train = subset(train, study.samples, study.seed, "semi", "subset", "train")
     if study.holdout:
-        return holdout.split(train)
-    test = load(data, classes=about.classes, input_shape=about.input, split="test")
+        return holdout.split(subset(train, study.samples, study.seed, "semi", "subset", "train"))
+    train, test = load_test(data, train, classes=about.classes, input_shape=about.input)
+    train = subset(train, study.samples, study.seed, "semi", "subset", "train")
     return train, subset(test, study.test_samples, study.seed, "semi", "subset", "test")
 
 

@@ -26,7 +26,7 @@ from fedbac_edge import __version__
 from fedbac_edge.datasets.annotation import Annotation, annotate
 from fedbac_edge.datasets.partition import Partition, dirichlet
 from fedbac_edge.datasets.samples import UNLABELLED, Samples
-from fedbac_edge.datasets.sources import load
+from fedbac_edge.datasets.sources import load, load_test
 from fedbac_edge.datasets.subset import subset
 from fedbac_edge.host.signals import Stop
 from fedbac_edge.lab import folder as run_folder
@@ -147,7 +147,7 @@ def grounds_of(scenario: Scenario, folder: Path, data: Path, stop: Stop | None =
     classes, shape = federation.model.classes, federation.model.input
     train = load(data, classes=classes, input_shape=shape, resize=cut.resize)
     stop.check()
-    test = load(data, classes=classes, input_shape=shape, split="test", resize=cut.resize)
+    train, test = load_test(data, train, classes=classes, input_shape=shape, resize=cut.resize)
     stop.check()
     train = subset(train, cut.samples, cut.seed, "simulation", "subset", "train")
     test = subset(test, cut.test_samples, cut.seed, "simulation", "subset", "test")
