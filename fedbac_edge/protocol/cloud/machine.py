@@ -216,11 +216,8 @@ class Cloud:
         if not sites.anybody(self.federation, self.state):
             self.state.timers = {"gather": now + self.federation.deadlines.gather_s}
             return [Log("nobody", "", self.state.round)]
-        members = sites.names(self.federation, self.state)
-        missing = [gateway for gateway in members if not sites.site(self.state, gateway).ready]
-        waited: list[Action] = (
-            [Log("missing", "", self.state.round, {"gateways": missing})] if missing else []
-        )
+        missing = sites.not_ready(self.federation, self.state)
+        waited = [Log("missing", "", self.state.round, {"gateways": missing})] if missing else []
         return [*waited, *self._begin(now)]
 
     def _go_on(self, now: float) -> list[Action]:
@@ -326,9 +323,8 @@ class Cloud:
         return [campaign.begin_next(self.state), *self._go_on(now)]
 
     def _go_on_after_restart(self, now: float) -> list[Action]:
-        renewed: list[Action] = []
-        if self.state.restored:
-            renewed = self._renew("it was restored by `fedbac restore`", now)
+        restored = self.state.restored
+        renewed = self._renew("it was restored by `fedbac restore`", now) if restored else []
         again = [*renewed, *self._release_again()]
         if self.state.phase != "finished":
             return again

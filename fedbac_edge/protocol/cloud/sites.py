@@ -39,6 +39,11 @@ def are_complete(federation: Federation, state: CloudState) -> bool:
     return bool(ready) and ready >= set(needed)
 
 
+def not_ready(federation: Federation, state: CloudState) -> list[str]:
+    """The sites that a round would start without."""
+    return [gateway for gateway in names(federation, state) if not site(state, gateway).ready]
+
+
 def anybody(federation: Federation, state: CloudState) -> bool:
     """A site is there with which a round could start after a long wait."""
     roster = federation.eligibility == "roster"
