@@ -323,8 +323,7 @@ class Cloud:
         return [campaign.begin_next(self.state), *self._go_on(now)]
 
     def _go_on_after_restart(self, now: float) -> list[Action]:
-        restored = self.state.restored
-        renewed = self._renew("it was restored by `fedbac restore`", now) if restored else []
+        renewed = self._renew("it was restored by `fedbac restore`", now) if self.state.restored else []
         again = [*renewed, *self._release_again()]
         if self.state.phase != "finished":
             return again
