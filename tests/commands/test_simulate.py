@@ -103,3 +103,22 @@ def test_what_cannot_be_done_is_said_with_exit_code_2(
     done = CliRunner().invoke(simulate, arguments)
     assert done.exit_code == 2, done.output
     assert words in done.output
+
+
+def test_pictures_of_another_size_are_scaled_on_request(place: Path, tmp_path: Path) -> None:
+    """Refused with the option's name, and with it trained on; a part of them is for the test alone."""
+    from PIL import Image
+
+    rng = np.random.default_rng(2)
+    for name, least in (("dark", 0), ("bright", 100)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(60):
+            pixels = rng.integers(least, least + 100, (20, 24)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    arguments = (place / "federation.toml", "--data", tmp_path / "photos", "--allow-tiny", "--workers", "1")
+    refused = fedbac(*arguments, "--out", "refused", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--resize" in refused.stderr
+    done = fedbac(*arguments, "--resize", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2].startswith("models ")
