@@ -236,3 +236,19 @@ def test_a_link_that_is_cut_for_being_idle(mosquitto: Any, client: Any, proxy: A
     assert len(device.inbox.of(Disconnected)) == 3, "it is cut no more"
     device.bus.publish("a", b"1", token=1)
     device.inbox.wait(Published, token=1)
+
+
+def test_a_broker_that_closes_without_a_word_again_and_again(mosquitto: Any, client: Any, proxy: Any) -> None:
+    """Five connections in a row, each accepted and closed at once: a namesake, and the client stays away."""
+    link = proxy(mosquitto)
+    device = client(link.url, "device", back_off=0.02, back_off_cap=10.0)
+    for times in range(1, 6):
+        device.inbox.wait(Connected, times)
+        link.cut()
+        device.inbox.wait(Disconnected, times)
+    told = device.inbox.of(Disconnected)
+    assert [event.final for event in told] == [False, False, False, False, True]
+    assert all("closed the connection" in event.reason for event in told[:4])
+    assert "most likely another process is connected as device" in told[4].reason
+    time.sleep(0.5)
+    assert len(device.inbox.of(Connected)) == 5, "it does not come back to throw the other one out"
