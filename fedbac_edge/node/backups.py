@@ -42,15 +42,7 @@ def make(state: Path, to: Path, *, folder: bool = False) -> Backup:
     if not source.is_file():
         raise StoreError(f"there is no cloud's store {source}; --state is the folder of `fedbac cloud run`")
     with _written(to if folder or to.is_dir() else to.parent) as new:
-        try:
-            with (
-                contextlib.closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as old,
-                contextlib.closing(sqlite3.connect(new)) as copy,
-            ):
-                old.backup(copy)
-                copy.execute("PRAGMA journal_mode = DELETE")  # one file
-        except sqlite3.Error as error:
-            raise StoreError(f"{source} cannot be copied ({error})") from error
+        _copy(source, new)
         made = describe(new)
         path = to / f"{made.federation}-round-{made.round}.sqlite" if to.is_dir() else to
         if path.exists():
@@ -65,12 +57,12 @@ def restore(backup: Path, state: Path) -> tuple[Backup, Path | None]:
     The cloud that starts there next begins a new generation of its instance (`protocol.cloud.restoration`).
     Returns the backup and where the former store is now. Raises StoreError.
     """
-    found = describe(backup)
+    describe(backup)
     with held_store(state, STORE) as path, _written(state) as new:
-        new.write_bytes(backup.read_bytes())
+        _copy(backup, new)
+        found = replace(describe(new), path=backup)  # of the copy: `backup` may be a store in use
         _mark(new)
-        aside = damage.move_aside(path, "before-restore")
-        os.replace(new, path)
+        aside = damage.exchange(path, new, "before-restore")
         return found, aside
 
 
@@ -92,6 +84,19 @@ def describe(path: Path) -> Backup:
     finally:
         store.close()
     return Backup(path, federation.name, state.round, state.instance)
+
+
+def _copy(source: Path, new: Path) -> None:
+    """Copy a store into the file `new`, with what lies in its write-ahead log. Raises StoreError."""
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as old,
+            contextlib.closing(sqlite3.connect(new)) as copy,
+        ):
+            old.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file
+    except sqlite3.Error as error:
+        raise StoreError(f"{source} cannot be copied ({error})") from error
 
 
 @contextlib.contextmanager

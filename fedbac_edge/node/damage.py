@@ -50,17 +50,45 @@ def found(connection: sqlite3.Connection, blobs: bool = True) -> str:
 
 def move_aside(path: Path, why: str) -> Path | None:
     """Rename a store, with what belongs to it, so that a new one has its place; None when there is none."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside, number = path.with_name(f"{path.name}.{why}-{stamp}"), 1
-    while any(aside.with_name(aside.name + end).exists() for end in BESIDE):
-        number += 1
-        aside = path.with_name(f"{path.name}.{why}-{stamp}-{number}")
+    aside = _unused(path, why)
     moved = None
     for end in reversed(BESIDE):  # the file itself last: it is what says that a store is there
         with contextlib.suppress(FileNotFoundError):
             os.replace(path.with_name(path.name + end), aside.with_name(aside.name + end))
             moved = aside
     return moved
+
+
+def exchange(path: Path, new: Path, why: str) -> Path | None:
+    """Put the store `new`, one file, in the place of `path`, which goes aside; None when there was none.
+
+    At every moment a store stands at `path`, the former or the new one: a cloud that found none would begin
+    a new federation. Nobody else may have either of them open.
+    """
+    aside = None
+    if path.exists():
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as former:
+            former.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # one file, if it can still be read
+        aside = _unused(path, why)
+        for end in reversed(BESIDE[1:]):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(path.with_name(path.name + end), aside.with_name(aside.name + end))
+        try:
+            os.link(path, aside)
+        except OSError:  # a file system without links: there is a gap, and it is short
+            os.replace(path, aside)
+    os.replace(new, path)
+    return aside
+
+
+def _unused(path: Path, why: str) -> Path:
+    """A name beside `path` that says `why` and when, and that no file has."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside, number = path.with_name(f"{path.name}.{why}-{stamp}"), 1
+    while any(aside.with_name(aside.name + end).exists() for end in BESIDE):
+        number += 1
+        aside = path.with_name(f"{path.name}.{why}-{stamp}-{number}")
+    return aside
 
 
 def forget_older(path: Path, why: str, newest: Path) -> None:
