@@ -2,7 +2,7 @@
 
     python benchmarks/tables.py run [--only TEXT] [--workers 1] [--out runs/tables]
     python benchmarks/tables.py list
-    python benchmarks/tables.py summary
+    python benchmarks/tables.py summary [--write]        # --write: into docs/results/fed-bac.md
 
 A run is `fedbac simulate` with the arguments that `list` shows. When it ends, its rounds go to
 docs/results/tables/NAME.csv and its command, versions, hashes and result to NAME.json. A run with a NAME.json
@@ -26,6 +26,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "docs" / "results" / "tables"
+PAGE = ROOT / "docs" / "results" / "fed-bac.md"
+BEGIN, END = "<!-- benchmarks/tables.py summary -->\n", "<!-- end -->\n"
 COLUMNS = (
     "round",
     "accuracy",
@@ -155,7 +157,7 @@ def _rounds(rows: Iterable[dict[str, Any]]) -> str:
 
 def _write(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".part")
-    beside.write_text(text)
+    beside.write_text(text, encoding="utf-8")
     beside.replace(path)
 
 
@@ -168,13 +170,19 @@ def summary() -> str:
     lines = []
     for preset, rows in sorted(found.items()):
         lines += [
-            f"\n{preset}\n",
+            f"\n**{preset}**\n",
             "| row | seeds | mean of last ten, % | deviation over seeds | sigma over servers "
             "| worst server, % | rounds to 80 % | MB sent |",
             "|---|---|---:|---:|---:|---:|---:|---:|",
         ]
         lines += [line for _, line in sorted((_summary_row(row, paths) for row, paths in rows.items()))]
-    return "\n".join(lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def written(page: str) -> str:
+    """The page with today's summary between its two marks."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + summary() + rest[rest.index(END) :]
 
 
 def _summary_row(name: str, paths: list[Path]) -> tuple[float, str]:
@@ -203,9 +211,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="jobs whose name holds this text")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/tables"))
+    parser.add_argument("--write", action="store_true", help="put the summary into its page")
     given = parser.parse_args()
     if given.what == "summary":
-        print(summary())
+        if given.write:
+            _write(PAGE, written(PAGE.read_text(encoding="utf-8")))
+        else:
+            print(summary(), end="")
         return
     jobs = [job for job in QUEUE if given.only in job.name]
     if given.what == "list":
