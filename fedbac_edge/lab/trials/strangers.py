@@ -116,6 +116,7 @@ def examples() -> list[messages.Message]:
         messages.Taken(kind="train", round=1),
         messages.Taken(kind="train", round=2, instance=instance),
         messages.Missing(hashes=("0" * 64,), release=True),
+        messages.Forgotten(),
         messages.GatewayUpdate(
             instance=instance,
             round=1,

@@ -309,7 +309,7 @@ def test_devices_can_be_without_labels_on_any_cut(data: Path, tmp_path: Path) ->
         assert (grounds.samples(grounds.plan.test[gateway]).y >= 0).all()
     with pytest.raises(ScenarioError, match="keeps one with labels"):
         check(msgspec.structs.replace(what, cut=msgspec.structs.replace(cut, unlabelled_devices=4)))
-    with pytest.raises(ScenarioError, match="says itself"):
+    with pytest.raises(ScenarioError, match="itself decides"):
         check(
             msgspec.structs.replace(what, cut=msgspec.structs.replace(scenario().cut, unlabelled_devices=1))
         )
