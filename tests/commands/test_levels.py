@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedbac_edge.datasets import official
+from fedbac_edge.datasets.samples import DataError
 from fedbac_edge.host import vector_level
 
 LEVELS = [level for level in vector_level.levels() if level != "x86-64"]
@@ -67,6 +69,26 @@ def test_resume_on_another_level_is_refused_with_the_way_on(place: Path) -> None
     assert f"FEDBAC_LEVEL={low} fedbac simulate --resume --out run" in " ".join(refused.stderr.split())
 
     done = fedbac(*resume, cwd=place, level=low)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2] == first.stdout.splitlines()[-2]
+
+
+@pytest.mark.skipif(len(LEVELS) < 2, reason="this machine has one level")
+def test_semi_goes_on_at_its_own_level_only(tmp_path: Path) -> None:
+    try:
+        official.locate(official.FASHION)
+    except DataError as error:
+        pytest.skip(str(error))
+    low, high = LEVELS[-2:]
+    few = ("--clients", "4", "--selected", "2", "--samples", "400", "--test-samples", "100", "--epochs", "1")
+    first = fedbac("semi", "fedavg", "--rounds", "1", *few, "--out", "run", cwd=tmp_path, level=low)
+    assert first.returncode == 0, first.stderr
+    (tmp_path / "run" / "result.json").unlink()
+    resume = ("semi", "--resume", "--out", "run")
+    refused = fedbac(*resume, cwd=tmp_path, level=high)
+    assert refused.returncode == 2, refused.stderr
+    assert f"FEDBAC_LEVEL={low} fedbac semi --resume --out run" in " ".join(refused.stderr.split())
+    done = fedbac(*resume, cwd=tmp_path, level=low)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2] == first.stdout.splitlines()[-2]
 

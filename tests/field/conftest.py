@@ -47,14 +47,15 @@ class Fleet:
         self.file.write_text(FEDERATION)
         rng = np.random.default_rng(0)
         x, y = rng.integers(0, 255, (40, 16, 16, 1), dtype=np.uint8), np.arange(40) % 2
-        np.savez(folder / "data.npz", x=x, y=y)
+        self.data = folder / "data.npz"
+        np.savez(self.data, x=x, y=y)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, **environment: str) -> None:
         """Start a role; any other name is one more device that trains."""
         state = str(self.state / name)
-        agent, data = ["device_agent"], str(self.folder / "data.npz")
-        join = [*agent, "join", "--edge", "gw1", "--name", name, "--data", data]
+        agent = ["device_agent"]
+        join = [*agent, "join", "--edge", "gw1", "--name", name, "--data", str(self.data)]
         command = {
             "cloud": ["fedbac_edge.cli", "cloud", "run", "--federation", str(self.file)],
             "gw1": ["fedbac_edge.cli", "gateway", "run", "gw1"],
@@ -77,7 +78,7 @@ class Fleet:
 
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
-        return path.read_text() if path.exists() else ""
+        return path.read_text(errors="surrogateescape") if path.exists() else ""
 
     def wait_for(self, name: str, text: str, after: int = 0) -> None:
         self.wait_until(lambda: text in self.log(name)[after:], f"{name}: {text!r}")

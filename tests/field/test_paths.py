@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from broker.mosquitto import MosquittoBroker
 from device_agent import settings
 from fedbac_edge.federation_file import reading
+from tests.field.conftest import Fleet
 
 AGENT = (sys.executable, "-m", "device_agent")
 FEDBAC = (sys.executable, "-m", "fedbac_edge.cli")
@@ -128,6 +131,34 @@ def test_names_that_are_no_text(tmp_path: Path, locale: str) -> None:
         done = run(*arguments, at=tmp_path, LC_ALL=locale)
         assert "Traceback" not in done.stderr, done.stderr
         assert done.returncode == code, (arguments, done.stderr)
+
+
+def test_a_federation_in_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    """Cloud, gateway and agent as processes; among the pictures lies a pipe, which nobody opens."""
+    place = tmp_path / NO_TEXT
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    with MosquittoBroker("127.0.0.1", port, tmp_path / "mosquitto"):
+        place.mkdir()
+        fleet = Fleet(place, f"mqtt://127.0.0.1:{port}")
+        fleet.data = place / "photos"
+        for name in ("a", "b"):
+            (fleet.data / name).mkdir(parents=True)
+            for number in range(12):
+                picture = Image.fromarray(np.full((16, 16), 20 * number, np.uint8))
+                picture.save(fleet.data / name / f"{number}.png")
+        os.mkfifo(fleet.data / "a" / "pipe.png")
+        try:
+            for name in ("cloud", "gw1", "dev"):
+                fleet.start(name)
+            fleet.wait_until(lambda: fleet.counted() >= 2, "two rounds")
+            assert "1 no regular file" in fleet.log("dev")
+            assert "Traceback" not in "".join(map(fleet.log, fleet.processes))
+        finally:
+            for process in fleet.processes.values():
+                process.kill()
+                process.wait()
 
 
 def test_answers_about_names_that_are_no_text(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import socket
@@ -11,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from device_agent import identity
 from device_agent.cli import main as agent_command
@@ -190,3 +193,15 @@ def npy(array: Any) -> bytes:
 
 def _connected(agent: Command) -> bool:
     return bool(agent.wait_for("connected"))
+
+
+def test_pictures_of_another_size_are_scaled_where_that_is_wanted(
+    serve: Start, client: Client, publisher: Publisher
+) -> None:
+    publisher.publish(1, 5)
+    serve("dev-1", "--federation", "shop").wait_for("answering with release 1")
+    serve("dev-2", "--federation", "shop", "--fit").wait_for("answering with release 1")
+    file = io.BytesIO()
+    Image.fromarray(np.full((48, 48), 90, np.uint8)).save(file, "PNG")
+    assert "takes 28x28 pixels" in client.answered("dev-1", file.getvalue())["error"]
+    assert client.answered("dev-2", file.getvalue())["model"] == 1
